@@ -1,0 +1,127 @@
+/* backend.h: what a device backend implements and what it may use. Internal to the library and its plugins.
+ *
+ * Core checks arguments and states, counts, and owns handles; a backend moves bytes and runs kernels. A backend includes
+ * core headers only and never another backend. Every function takes the backend first, so that one backend can wrap
+ * another. Unless its entry says otherwise a function may be called from any thread at the same time as any other.
+ *
+ * Failures: a function that fails calls host->fail once and returns that status (or NULL).
+ *
+ * Marks: a mark is a point in one stream, the point after everything enqueued before it was taken. Marks of a stream grow;
+ * 0 is the start. They are how core orders the reuse of memory between streams without creating an event per free. */
+#ifndef LM_BACKEND_H
+#define LM_BACKEND_H
+
+#include "../include/loramem.h"
+#include "kernel_list.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Raised when lm_backend_api, lm_host or a kernel's argument struct changes; a plugin of another version is refused. */
+#define LM_BACKEND_VERSION 1u
+
+typedef struct lm_backend lm_backend;
+typedef struct lm_backend_stream lm_backend_stream;
+typedef struct lm_backend_event lm_backend_event;
+typedef struct lm_backend_graph lm_backend_graph;
+
+/* What core offers to a backend. The struct is copied by the backend; owner outlives it. */
+typedef struct lm_host {
+  void *owner;
+  /* fail: keep status and text as the last failure of the context. @return status */
+  int32_t (*fail)(void *owner, int32_t status, const char *format, ...) __attribute__((format(printf, 3, 4)));
+  /* alloc: zeroed heap memory, counted; NULL when there is none (nothing is reported). */
+  void *(*alloc)(void *owner, uint64_t bytes);
+  /* release: give memory from alloc back. NULL is a no-op. */
+  void (*release)(void *memory);
+} lm_host;
+
+/* Work of the host inside a stream. status is the stream's state when it is reached; a negative result fails the stream.
+ * It runs on a thread of the backend and holds the stream up, so it must be short and must not wait for the stream. */
+typedef int32_t (*lm_host_fn)(void *arg, int32_t status);
+
+typedef struct lm_backend_api {
+  uint32_t version; /* LM_BACKEND_VERSION */
+  uint32_t reserved;
+
+  /* close: every stream is freed by now; waits until their work has ended, then frees the backend. */
+  void (*close)(lm_backend *backend);
+  /* info: the JSON object of lm_ctx_info. @return the bytes needed including the terminator */
+  int32_t (*info)(lm_backend *backend, char *text, uint64_t cap);
+  /* synchronize: block until all streams have passed what was enqueued before the call. */
+  int32_t (*synchronize)(lm_backend *backend);
+
+  /* Device memory, 4096-byte aligned, touched. release is called when no stream uses the memory any more. */
+  void *(*mem_reserve)(lm_backend *backend, uint64_t bytes);
+  void (*mem_release)(lm_backend *backend, void *memory, uint64_t bytes);
+  /* Page-locked host memory, page-aligned, touched. */
+  void *(*pinned_reserve)(lm_backend *backend, uint64_t bytes, int32_t flags);
+  void (*pinned_release)(lm_backend *backend, void *memory, uint64_t bytes);
+
+  lm_backend_stream *(*stream_create)(lm_backend *backend, int32_t priority);
+  /* stream_close: nothing more is enqueued; drops a recording; work already enqueued still runs. Does not wait.
+   * Marks stay valid until stream_free, which does not wait either. */
+  void (*stream_close)(lm_backend *backend, lm_backend_stream *stream);
+  void (*stream_free)(lm_backend *backend, lm_backend_stream *stream);
+  uint64_t (*stream_mark)(lm_backend *backend, lm_backend_stream *stream);
+  /* stream_query: LM_NOT_READY until the mark is passed, from then on the state of the stream (LM_OK or its failure). */
+  int32_t (*stream_query)(lm_backend *backend, lm_backend_stream *stream, uint64_t mark);
+  int32_t (*stream_wait)(lm_backend *backend, lm_backend_stream *stream, uint64_t mark);
+  /* stream_follow: later work of stream starts after the mark of other; a failure of other carries over. */
+  int32_t (*stream_follow)(lm_backend *backend, lm_backend_stream *stream, lm_backend_stream *other, uint64_t mark);
+  int32_t (*stream_call)(lm_backend *backend, lm_backend_stream *stream, lm_host_fn fn, void *arg);
+
+  /* Recorded between graph_begin and graph_end instead of run. A stream that failed skips them. */
+  int32_t (*launch)(lm_backend *backend, lm_backend_stream *stream, int32_t kernel, const void *args, uint32_t size);
+  int32_t (*copy)(lm_backend *backend, lm_backend_stream *stream, void *dst, const void *src, uint64_t bytes);
+  int32_t (*fill)(lm_backend *backend, lm_backend_stream *stream, void *dst, int32_t value, uint64_t bytes);
+
+  lm_backend_event *(*event_create)(lm_backend *backend);
+  void (*event_destroy)(lm_backend *backend, lm_backend_event *event);
+  int32_t (*event_record)(lm_backend *backend, lm_backend_event *event, lm_backend_stream *stream);
+  int32_t (*event_query)(lm_backend *backend, lm_backend_event *event);
+  int32_t (*event_wait)(lm_backend *backend, lm_backend_event *event);
+  int32_t (*event_elapsed)(lm_backend *backend, float *ms, lm_backend_event *start, lm_backend_event *end);
+  int32_t (*stream_wait_event)(lm_backend *backend, lm_backend_stream *stream, lm_backend_event *event);
+
+  int32_t (*graph_begin)(lm_backend *backend, lm_backend_stream *stream);
+  /* graph_end: recording ends whether or not it succeeds. */
+  lm_backend_graph *(*graph_end)(lm_backend *backend, lm_backend_stream *stream);
+  /* graph_launch: the graph stays alive until its launches have run. */
+  int32_t (*graph_launch)(lm_backend *backend, lm_backend_graph *graph, lm_backend_stream *stream);
+  void (*graph_destroy)(lm_backend *backend, lm_backend_graph *graph);
+} lm_backend_api;
+
+/* First member of every backend's own struct. */
+struct lm_backend {
+  const lm_backend_api *api;
+};
+
+/* lm_cpu_backend_open: the CPU backend.   threads  workers, 0 = one per available core */
+lm_backend *lm_cpu_backend_open(const lm_host *host, int32_t threads);
+
+/* lm_backend_open_fn: type of the symbol "lm_backend_open" of a plugin. A plugin of another version returns NULL. */
+typedef lm_backend *(*lm_backend_open_fn)(uint32_t version, const lm_host *host, int32_t index, int32_t threads);
+
+#ifdef LORAMEM_SIM
+/* What a simulated device does on purpose. Counts start at 1; 0 = never. All of it belongs to one context. */
+typedef struct lm_sim_options {
+  uint64_t fail_at;      /* this call of the backend fails at once */
+  uint64_t fault_at;     /* this kernel, copy or fill fails later, on its stream */
+  uint64_t heap_fail_at; /* this heap allocation of the library returns NULL */
+  uint32_t delay_count;
+  uint32_t delays[16]; /* microseconds before each operation, by order of stream creation; streams beyond it: none */
+} lm_sim_options;
+
+/* lm_sim_parse: "sim" or "sim:<name>=<value>,...", e.g. "sim:fail_at=7,delays=0/500". @return false if malformed */
+int lm_sim_parse(const char *device, lm_sim_options *options);
+
+/* lm_sim_backend_wrap: owns inner from now on, also when it fails. */
+lm_backend *lm_sim_backend_wrap(const lm_host *host, lm_backend *inner, const lm_sim_options *options);
+#endif
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,139 @@
+/* notifier.c: completion callbacks.
+ *
+ * Callbacks do not run on the stream's own thread: one runtime (Deno) blocks the calling thread until its JavaScript
+ * thread gets round to the callback, which would hold up the stream and, if JavaScript waits for that stream meanwhile,
+ * never end. So the stream only posts, and one thread per context calls. That thread outlives the context if a callback
+ * is still due: closing never waits for user code. */
+#define _GNU_SOURCE
+#include "core.h"
+
+#include <signal.h>
+#include <stdlib.h>
+
+typedef struct request {
+  struct request *next;
+  lm_notifier *notifier;
+  lm_done_fn fn;
+  uint64_t tag;
+  int32_t status;
+} request;
+
+struct lm_notifier {
+  pthread_mutex_t mutex;
+  pthread_cond_t posted;
+  request *first, **last; /* due, in the order of completion */
+  request *spare;         /* used again, so that a step makes no heap allocation */
+  uint64_t pending;       /* requested and not posted yet */
+  bool closing;
+};
+
+static void notifier_free(lm_notifier *notifier) {
+  for (request *item = notifier->spare; item;) {
+    request *next = item->next;
+    free(item);
+    item = next;
+  }
+  pthread_cond_destroy(&notifier->posted);
+  pthread_mutex_destroy(&notifier->mutex);
+  free(notifier);
+}
+
+static void *notifier_main(void *arg) {
+  lm_notifier *notifier = arg;
+  pthread_mutex_lock(&notifier->mutex);
+  for (;;) {
+    while (!notifier->first && !(notifier->closing && notifier->pending == 0)) {
+      pthread_cond_wait(&notifier->posted, &notifier->mutex);
+    }
+    request *item = notifier->first;
+    if (!item) break;
+    notifier->first = item->next;
+    if (!notifier->first) notifier->last = &notifier->first;
+    /* Spare before the call: the next request may come before the callback has returned. */
+    request due = *item;
+    item->next = notifier->spare;
+    notifier->spare = item;
+    pthread_mutex_unlock(&notifier->mutex);
+    due.fn(due.tag, due.status);
+    pthread_mutex_lock(&notifier->mutex);
+  }
+  pthread_mutex_unlock(&notifier->mutex);
+  notifier_free(notifier);
+  return NULL;
+}
+
+/* Signals belong to the threads of the program, not to ours. */
+static int start_detached(void *(*main)(void *), void *arg) {
+  sigset_t all, old;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &old);
+  pthread_t thread;
+  int failed = pthread_create(&thread, NULL, main, arg);
+  pthread_sigmask(SIG_SETMASK, &old, NULL);
+  if (!failed) pthread_detach(thread);
+  return failed;
+}
+
+static lm_notifier *notifier_create(lm_ctx *ctx) {
+  lm_notifier *notifier = ctx->host.alloc(ctx, sizeof *notifier);
+  if (!notifier) return NULL;
+  pthread_mutex_init(&notifier->mutex, NULL);
+  pthread_cond_init(&notifier->posted, NULL);
+  notifier->last = &notifier->first;
+  if (start_detached(notifier_main, notifier)) {
+    notifier_free(notifier);
+    return NULL;
+  }
+  return notifier;
+}
+
+/* Runs in stream order. */
+static int32_t post(void *arg, int32_t status) {
+  request *item = arg;
+  lm_notifier *notifier = item->notifier;
+  item->status = status;
+  item->next = NULL;
+  pthread_mutex_lock(&notifier->mutex);
+  *notifier->last = item;
+  notifier->last = &item->next;
+  notifier->pending--;
+  pthread_cond_signal(&notifier->posted);
+  pthread_mutex_unlock(&notifier->mutex);
+  return LM_OK;
+}
+
+int32_t lm_notifier_request(lm_stream *stream, lm_done_fn fn, uint64_t tag) {
+  static const char op[] = "lm_stream_on_done";
+  lm_ctx *ctx = stream->ctx;
+  pthread_mutex_lock(&ctx->mutex);
+  if (!ctx->notifier) ctx->notifier = notifier_create(ctx);
+  lm_notifier *notifier = ctx->notifier;
+  pthread_mutex_unlock(&ctx->mutex);
+  if (!notifier) return lm_fail(ctx, LM_ERR_OUT_OF_MEMORY, "%s: no memory or no thread for the callback", op);
+
+  pthread_mutex_lock(&notifier->mutex);
+  request *item = notifier->spare;
+  if (item) notifier->spare = item->next;
+  notifier->pending++;
+  pthread_mutex_unlock(&notifier->mutex);
+  if (!item) item = lm_heap_alloc(ctx, sizeof *item, op);
+
+  int32_t status = LM_ERR_OUT_OF_MEMORY;
+  if (item) {
+    *item = (request){.notifier = notifier, .fn = fn, .tag = tag};
+    status = ctx->api->stream_call(ctx->backend, stream->handle, post, item);
+    if (status == LM_OK) return LM_OK;
+  }
+  pthread_mutex_lock(&notifier->mutex);
+  notifier->pending--;
+  if (item) item->next = notifier->spare, notifier->spare = item;
+  pthread_mutex_unlock(&notifier->mutex);
+  return status;
+}
+
+void lm_notifier_close(lm_notifier *notifier) {
+  pthread_mutex_lock(&notifier->mutex);
+  notifier->closing = true;
+  pthread_cond_signal(&notifier->posted);
+  pthread_mutex_unlock(&notifier->mutex);
+}

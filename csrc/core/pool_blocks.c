@@ -1,0 +1,286 @@
+/* pool_blocks.c: blocks, bins, owners and segments of the pool; no policy. */
+#include "pool.h"
+
+#include <string.h>
+
+static uint32_t bin_of(uint64_t bytes) {
+  uint64_t granules = bytes / LM_GRANULE;
+  if (granules < 16) return (uint32_t)granules;
+  uint32_t power = 63 - (uint32_t)__builtin_clzll(granules);
+  uint32_t bin = 16 + (power - 4) * 8 + (uint32_t)(granules >> (power - 3) & 7);
+  return bin < LM_BIN_COUNT ? bin : LM_BIN_COUNT - 1;
+}
+
+void lm_block_remove(lm_pool *pool, lm_block *block) {
+  lm_owner *owner = pool->owners[block->owner];
+  uint32_t bin = bin_of(block->bytes);
+  if (block->bin_before) {
+    block->bin_before->bin_after = block->bin_after;
+  } else {
+    owner->bins[bin] = block->bin_after;
+    if (!block->bin_after) owner->bitmap[bin / 64] &= ~(UINT64_C(1) << bin % 64);
+  }
+  if (block->bin_after) block->bin_after->bin_before = block->bin_before;
+  if (block->owner == LM_NOBODY) return;
+  if (block->older) block->older->younger = block->younger;
+  else owner->oldest = block->younger;
+  if (block->younger) block->younger->older = block->older;
+  else owner->youngest = block->older;
+}
+
+/* Puts a block into its owner's bin, and into the list by mark after `older`. */
+static void link_block(lm_pool *pool, lm_block *block, lm_block *older) {
+  lm_owner *owner = pool->owners[block->owner];
+  uint32_t bin = bin_of(block->bytes);
+  block->bin_before = NULL;
+  block->bin_after = owner->bins[bin];
+  if (block->bin_after) block->bin_after->bin_before = block;
+  owner->bins[bin] = block;
+  owner->bitmap[bin / 64] |= UINT64_C(1) << bin % 64;
+  if (block->owner == LM_NOBODY) return;
+  block->older = older;
+  block->younger = older ? older->younger : owner->oldest;
+  if (block->older) block->older->younger = block;
+  else owner->oldest = block;
+  if (block->younger) block->younger->older = block;
+  else owner->youngest = block;
+}
+
+/* Puts a block into its owner's lists at the place that its mark asks for: nearly always the end. */
+static void list_block(lm_pool *pool, lm_block *block) {
+  lm_block *older = pool->owners[block->owner]->youngest;
+  while (older && older->mark > block->mark) older = older->older;
+  link_block(pool, block, older);
+}
+
+static lm_block *block_new(lm_pool *pool) {
+  lm_block *block = pool->spare;
+  if (block) {
+    pool->spare = block->after;
+    return block;
+  }
+  static const char op[] = "lm_pool_alloc";
+  if (!lm_heap_grow(pool->ctx, &pool->blocks, pool->block_count, &pool->block_capacity, sizeof block, op)) return NULL;
+  block = lm_heap_alloc(pool->ctx, sizeof *block, op);
+  if (!block) return NULL;
+  block->index = pool->block_count;
+  block->generation = 1;
+  pool->blocks[pool->block_count++] = block;
+  return block;
+}
+
+static void block_drop(lm_pool *pool, lm_block *block) {
+  block->segment = NULL;
+  block->after = pool->spare;
+  pool->spare = block;
+}
+
+/* Appends the next neighbour, which is in no list, to a block. */
+static void absorb(lm_pool *pool, lm_block *block) {
+  lm_block *next = block->after;
+  block->bytes += next->bytes;
+  if (next->mark > block->mark) block->mark = next->mark;
+  block->after = next->after;
+  if (block->after) block->after->before = block;
+  block_drop(pool, next);
+}
+
+static bool joins(const lm_block *block, const lm_block *neighbour) {
+  return neighbour && !neighbour->live && neighbour->owner == block->owner;
+}
+
+void lm_block_insert(lm_pool *pool, lm_block *block) {
+  if (joins(block, block->after)) {
+    lm_block_remove(pool, block->after);
+    absorb(pool, block);
+  }
+  if (joins(block, block->before)) {
+    lm_block *before = block->before;
+    lm_block_remove(pool, before);
+    absorb(pool, before);
+    block = before;
+  }
+  list_block(pool, block);
+}
+
+void lm_block_split(lm_pool *pool, lm_block *block, uint64_t bytes) {
+  if (block->bytes == bytes) return;
+  lm_block *rest = block_new(pool);
+  if (!rest) return;
+  rest->segment = block->segment;
+  rest->live = false;
+  rest->address = block->address + bytes;
+  rest->bytes = block->bytes - bytes;
+  rest->owner = block->owner;
+  rest->mark = block->mark;
+  rest->before = block;
+  rest->after = block->after;
+  if (rest->after) rest->after->before = rest;
+  block->after = rest;
+  block->bytes = bytes;
+  link_block(pool, rest, block->older);
+}
+
+/* Smallest block of a bin that fits. */
+static lm_block *best_of_bin(const lm_owner *owner, uint32_t bin, uint64_t bytes) {
+  lm_block *best = NULL;
+  for (lm_block *block = owner->bins[bin]; block; block = block->bin_after) {
+    if (block->bytes < bytes || (best && best->bytes <= block->bytes)) continue;
+    best = block;
+    if (best->bytes == bytes) break;
+  }
+  return best;
+}
+
+lm_block *lm_block_take(lm_pool *pool, uint32_t index, uint64_t bytes) {
+  const lm_owner *owner = pool->owners[index];
+  uint32_t bin = bin_of(bytes);
+  lm_block *block = best_of_bin(owner, bin, bytes);
+  for (uint32_t next = bin + 1; !block && next < LM_BIN_COUNT;) {
+    uint64_t word = owner->bitmap[next / 64] >> next % 64;
+    if (word) block = best_of_bin(owner, next + (uint32_t)__builtin_ctzll(word), bytes);
+    next = (next / 64 + 1) * 64;
+  }
+  if (block) lm_block_remove(pool, block);
+  return block;
+}
+
+bool lm_run_find(lm_pool *pool, uint32_t owner, uint64_t bytes, lm_run *best) {
+  best->first = NULL;
+  for (lm_segment *segment = pool->segments; segment; segment = segment->next) {
+    lm_block *first = NULL;
+    uint64_t sum = 0;
+    for (lm_block *block = segment->first; block; block = block->after) {
+      bool usable = !block->live && (owner == LM_ANYBODY || block->owner == LM_NOBODY || block->owner == owner);
+      if (!usable) {
+        first = NULL;
+        sum = 0;
+        continue;
+      }
+      if (!first) first = block;
+      sum += block->bytes;
+      while (sum - first->bytes >= bytes) { /* the shortest run that ends here */
+        sum -= first->bytes;
+        first = first->after;
+      }
+      if (sum < bytes || (best->first && best->bytes <= sum)) continue;
+      *best = (lm_run){.first = first, .last = block, .bytes = sum};
+    }
+  }
+  return best->first != NULL;
+}
+
+lm_block *lm_run_join(lm_pool *pool, lm_run run, uint64_t bytes) {
+  lm_block *block = run.first;
+  if (run.bytes > bytes) {
+    lm_block_remove(pool, run.last);
+    lm_block_split(pool, run.last, run.last->bytes - (run.bytes - bytes));
+    list_block(pool, run.last);
+  }
+  lm_block_remove(pool, block);
+  for (bool last = block == run.last; !last;) {
+    last = block->after == run.last;
+    lm_block_remove(pool, block->after);
+    absorb(pool, block);
+  }
+  return block;
+}
+
+void lm_settle(lm_pool *pool) {
+  for (uint32_t i = 1; i < pool->owner_count; i++) {
+    lm_owner *owner = pool->owners[i];
+    while (owner->oldest && lm_point_passed((lm_point){.stream = owner->stream, .mark = owner->oldest->mark})) {
+      lm_block *block = owner->oldest;
+      lm_block_remove(pool, block);
+      block->owner = LM_NOBODY;
+      lm_block_insert(pool, block);
+    }
+  }
+}
+
+/* Slots of streams that were destroyed and have ended are used again. */
+static void owners_purge(lm_pool *pool) {
+  lm_settle(pool);
+  for (uint32_t i = 1; i < pool->owner_count; i++) {
+    lm_owner *owner = pool->owners[i];
+    lm_stream *stream = owner->stream;
+    if (!stream || owner->oldest || !atomic_load(&stream->closed)) continue;
+    if (!lm_point_passed((lm_point){.stream = stream, .mark = lm_stream_mark(stream)})) continue;
+    owner->stream = NULL;
+    lm_stream_unref(stream);
+  }
+}
+
+uint32_t lm_owner_of(lm_pool *pool, lm_stream *stream) {
+  static const char op[] = "lm_pool_alloc";
+  for (uint32_t i = 1; i < pool->owner_count; i++) {
+    if (pool->owners[i]->stream == stream) return i;
+  }
+  owners_purge(pool);
+  uint32_t slot = 1;
+  while (slot < pool->owner_count && pool->owners[slot]->stream) slot++;
+  if (slot == pool->owner_count) {
+    uint64_t element = sizeof *pool->owners;
+    if (!lm_heap_grow(pool->ctx, &pool->owners, pool->owner_count, &pool->owner_capacity, element, op)) return 0;
+    lm_owner *owner = lm_heap_alloc(pool->ctx, sizeof *owner, op);
+    if (!owner) return 0;
+    pool->owners[pool->owner_count++] = owner;
+  }
+  lm_stream_ref(stream);
+  pool->owners[slot]->stream = stream;
+  return slot;
+}
+
+lm_block *lm_segment_add(lm_pool *pool, uint8_t *memory, uint64_t bytes) {
+  lm_block *block = block_new(pool);
+  if (!block) return NULL;
+  lm_segment *segment = lm_heap_alloc(pool->ctx, sizeof *segment, "lm_pool_alloc");
+  if (!segment) {
+    block_drop(pool, block);
+    return NULL;
+  }
+  *segment = (lm_segment){.next = pool->segments, .memory = memory, .bytes = bytes, .first = block};
+  pool->segments = segment;
+  block->segment = segment;
+  block->before = block->after = NULL;
+  block->address = memory;
+  block->bytes = bytes;
+  block->owner = LM_NOBODY;
+  block->mark = 0;
+  block->live = false;
+  return block;
+}
+
+lm_segment *lm_segments_idle(lm_pool *pool) {
+  lm_segment *idle = NULL;
+  for (lm_segment **link = &pool->segments; *link;) {
+    lm_segment *segment = *link;
+    lm_block *block = segment->first;
+    while (block && !block->live) block = block->after;
+    if (block) {
+      link = &segment->next;
+      continue;
+    }
+    *link = segment->next;
+    for (block = segment->first; block; block = block->after) lm_block_remove(pool, block);
+    segment->next = idle;
+    idle = segment;
+  }
+  return idle;
+}
+
+void lm_segment_forget(lm_pool *pool, lm_segment *segment) {
+  for (lm_block *block = segment->first; block;) {
+    lm_block *after = block->after;
+    block_drop(pool, block);
+    block = after;
+  }
+  lm_heap_release(segment);
+}
+
+lm_block *lm_block_of(lm_pool *pool, uint64_t handle) {
+  uint32_t index = (uint32_t)handle - 1;
+  if (index >= pool->block_count) return NULL;
+  lm_block *block = pool->blocks[index];
+  return block->live && block->generation == handle >> 32 ? block : NULL;
+}

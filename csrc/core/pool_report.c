@@ -1,0 +1,80 @@
+/* pool_report.c: the pool's out-of-memory text. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "pool.h"
+
+#define OWNERS_SHOWN 10
+
+void lm_pool_free_bytes(lm_pool *pool, uint64_t *largest, uint64_t *total) {
+  *largest = *total = 0;
+  for (lm_segment *segment = pool->segments; segment; segment = segment->next) {
+    uint64_t run = 0;
+    for (lm_block *block = segment->first; block; block = block->after) {
+      run = block->live ? 0 : run + block->bytes;
+      if (!block->live) *total += block->bytes;
+      if (run > *largest) *largest = run;
+    }
+  }
+}
+
+typedef struct share {
+  const char *label;
+  uint64_t bytes;
+  uint64_t blocks;
+} share;
+
+static int by_label(const void *a, const void *b) {
+  return strcmp(((const share *)a)->label, ((const share *)b)->label);
+}
+
+static int by_bytes(const void *a, const void *b) {
+  uint64_t x = ((const share *)a)->bytes, y = ((const share *)b)->bytes;
+  return x < y ? 1 : x > y ? -1 : by_label(a, b);
+}
+
+/* Live bytes by label, largest first. @return how many, 0 also if there is no heap memory for the list */
+static uint32_t shares_of(lm_pool *pool, share *shares) {
+  uint32_t count = 0, merged = 0;
+  for (uint32_t i = 0; i < pool->block_count; i++) {
+    const lm_block *block = pool->blocks[i];
+    if (block->live) shares[count++] = (share){.label = block->label, .bytes = block->bytes, .blocks = 1};
+  }
+  qsort(shares, count, sizeof *shares, by_label);
+  for (uint32_t i = 0; i < count; i++) {
+    if (merged && strcmp(shares[merged - 1].label, shares[i].label) == 0) {
+      shares[merged - 1].bytes += shares[i].bytes;
+      shares[merged - 1].blocks++;
+    } else {
+      shares[merged++] = shares[i];
+    }
+  }
+  qsort(shares, merged, sizeof *shares, by_bytes);
+  return merged;
+}
+
+void lm_pool_report(lm_pool *pool, uint64_t requested, const char *label) {
+  typedef unsigned long long ull;
+  uint64_t largest, total;
+  lm_pool_free_bytes(pool, &largest, &total);
+  uint64_t limit = pool->stats.limit;
+  bool limited = limit && requested > limit - pool->stats.reserved;
+  char text[LM_ERROR_TEXT_MAX];
+  int length = snprintf(text, sizeof text,
+                        "lm_pool_alloc: out of memory: requested=%llu label=\"%.*s\" largest_free=%llu total_free=%llu "
+                        "fragmentation=%.3f live=%llu reserved=%llu limit=%llu: %s",
+                        (ull)requested, LM_LABEL_MAX - 1, label ? label : "", (ull)largest, (ull)total,
+                        total ? 1.0 - (double)largest / (double)total : 0.0, (ull)pool->stats.current,
+                        (ull)pool->stats.reserved, (ull)limit,
+                        limited ? "free blocks or raise the limit" : "the system has no more: free blocks or ask for less");
+  share *shares = pool->ctx->host.alloc(pool->ctx, (pool->block_count + 1) * sizeof *shares);
+  uint32_t count = shares ? shares_of(pool, shares) : 0;
+  for (uint32_t i = 0; i < count && i < OWNERS_SHOWN; i++) {
+    const char *name = shares[i].label[0] ? shares[i].label : "(no label)";
+    length += snprintf(text + length, sizeof text - (size_t)length, "%s\n  %llu bytes in %llu blocks: %s",
+                       i ? "" : "\nlargest owners:", (ull)shares[i].bytes, (ull)shares[i].blocks, name);
+  }
+  lm_heap_release(shares);
+  lm_fail(pool->ctx, LM_ERR_OUT_OF_MEMORY, "%s", text);
+}

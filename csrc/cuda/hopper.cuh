@@ -1,0 +1,104 @@
+/* hopper.cuh: the instructions of sm_90a that C++ has no words for: barriers that count bytes, tensor copies (TMA), and
+ * products of a warp group (wgmma). Everything here is for code under __CUDA_ARCH_FEAT_SM90_ALL. */
+#ifndef LM_CUDA_HOPPER_CUH
+#define LM_CUDA_HOPPER_CUH
+
+#include <cuda.h>
+
+#include "tensor.cuh"
+
+__device__ __forceinline__ void lm_barrier_create(uint32_t barrier, int arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+/* lm_barriers_publish: before the block's barrier that follows their creation. */
+__device__ __forceinline__ void lm_barriers_publish() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+__device__ __forceinline__ void lm_barrier_arrive(uint32_t barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+/* lm_barrier_expect: arrives, and lets the phase end only after so many bytes of tensor copies. */
+__device__ __forceinline__ void lm_barrier_expect(uint32_t barrier, int bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+/* lm_barrier_wait: until the phase of this parity has ended. */
+__device__ __forceinline__ void lm_barrier_wait(uint32_t barrier, uint32_t parity) {
+  uint32_t done;
+  do {
+    asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+                 : "=r"(done)
+                 : "r"(barrier), "r"(parity)
+                 : "memory");
+  } while (!done);
+}
+
+/* lm_tensor_copy: a box of a matrix, from element (inner, outer) on, to shared memory; what lies outside the matrix is 0. */
+__device__ __forceinline__ void lm_tensor_copy(uint32_t to, const CUtensorMap *map, int inner, int outer, uint32_t barrier) {
+  asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::
+                   "r"(to),
+               "l"(map), "r"(inner), "r"(outer), "r"(barrier)
+               : "memory");
+}
+
+/* A tile in shared memory as wgmma reads it: lines of 128 bytes, chunks swizzled within groups of 8 lines (1024 bytes apart).
+ * leading: bytes between blocks of 64 columns of a tile whose lines are the steps of the contraction; else unused. */
+__device__ __forceinline__ uint64_t lm_matrix_descriptor(uint32_t address, uint32_t leading) {
+  return (uint64_t)(address >> 4 & 0x3fff) | (uint64_t)(leading >> 4) << 16 | (uint64_t)(1024 >> 4) << 32 | 1ull << 62;
+}
+
+__device__ __forceinline__ void lm_group_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void lm_group_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int pending>
+__device__ __forceinline__ void lm_group_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
+}
+/* lm_hold: the compiler may not move what it does with these sums across this point: products write them behind its back. */
+template <int COUNT>
+__device__ __forceinline__ void lm_hold(float (&sum)[COUNT]) {
+#pragma unroll
+  for (int i = 0; i < COUNT; i++) asm volatile("" : "+f"(sum[i])::"memory");
+}
+template <int registers>
+__device__ __forceinline__ void lm_registers_raise() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(registers));
+}
+template <int registers>
+__device__ __forceinline__ void lm_registers_lower() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(registers));
+}
+
+#define LM_SUMS_8(c, i)                                                                                              \
+  "+f"(c[i]), "+f"(c[i + 1]), "+f"(c[i + 2]), "+f"(c[i + 3]), "+f"(c[i + 4]), "+f"(c[i + 5]), "+f"(c[i + 6]), "+f"(c[i + 7])
+#define LM_SUMS_32(c, i) LM_SUMS_8(c, i), LM_SUMS_8(c, i + 8), LM_SUMS_8(c, i + 16), LM_SUMS_8(c, i + 24)
+#define LM_SUMS_64(c) LM_SUMS_32(c, 0), LM_SUMS_32(c, 32)
+#define LM_SUMS_128(c) LM_SUMS_64(c), LM_SUMS_32(c, 64), LM_SUMS_32(c, 96)
+
+#define LM_NAMES_64 \
+  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
+  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
+  "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
+  "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define LM_NAMES_128 \
+  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
+  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
+  "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
+  "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, " \
+  "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, " \
+  "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, " \
+  "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, " \
+  "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+
+/* lm_group_multiply: c [64, COLUMNS] += a [64, 16] b [16, COLUMNS], for the four warps of a group together.
+ * along: the lines of b's tile are the steps of the contraction. */
+#define LM_GROUP_MULTIPLY(type, text, columns, count, a_place, b_place, along_place)                                         \
+  template <bool along>                                                                                                        \
+  __device__ __forceinline__ void lm_group_multiply(float (&c)[count], uint64_t a, uint64_t b, type) {                         \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n" #columns "k16.f32." text "." text " {" LM_NAMES_##count "}, "             \
+                 a_place ", " b_place ", 1, 1, 1, 0, " along_place ";"                                                         \
+                 : LM_SUMS_##count(c)                                                                                          \
+                 : "l"(a), "l"(b), "n"((int)along));                                                                           \
+  }
+LM_GROUP_MULTIPLY(lm_bf16, "bf16", 256, 128, "%128", "%129", "%130")
+LM_GROUP_MULTIPLY(lm_f16, "f16", 256, 128, "%128", "%129", "%130")
+LM_GROUP_MULTIPLY(lm_bf16, "bf16", 128, 64, "%64", "%65", "%66")
+LM_GROUP_MULTIPLY(lm_f16, "f16", 128, 64, "%64", "%65", "%66")
+
+#endif

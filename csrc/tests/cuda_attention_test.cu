@@ -1,0 +1,219 @@
+/* cuda_attention_test.cu: attention forward, backward and cached: the GPU against the CPU backend, with the tiles of this device
+ * and with those that fit into the shared memory of consumer cards.
+ *   cuda_attention_test [shape]   only this one; the number after the last is the cache */
+#include "cuda_test.h"
+
+struct shape {
+  int32_t heads, kv_heads, head_dim;
+  std::vector<int32_t> lengths; /* of the documents; 0 = empty */
+  int32_t tail;                 /* rows that belong to none */
+  int32_t gap, offset;          /* elements between rows, and from alignment */
+  float shift;                  /* added to each scaled score */
+  bool large;                   /* bf16 only, and often: many blocks wait for each other's turns */
+};
+
+static const shape shapes[] = {
+    {1, 1, 64, {1}, 0, 0, 0, 0, false},
+    {2, 1, 64, {129, 0, 63, 1, 64, 0, 65, 127, 0}, 3, 8, 0, 0, false},
+    {4, 1, 32, {1, 1, 1, 63, 129, 2, 0, 31, 32, 33}, 0, 16, 0, 0, false},
+    {7, 1, 80, {65, 0, 127, 1}, 70, 0, 0, 0, false},
+    {4, 2, 96, {64, 129, 15}, 1, 8, 0, 0, false},
+    {8, 1, 128, {0, 0, 130, 63, 5}, 2, 0, 0, 0, false},
+    {3, 3, 128, {257}, 0, 8, 0, 0, false},
+    {2, 1, 256, {129, 1, 66}, 9, 0, 0, 0, false},
+    {8, 2, 64, {300, 127, 20}, 0, 0, 0, 0, false},
+    {4, 2, 64, {129, 65}, 0, 0, 0, -120, false},
+    {2, 1, 128, {129, 65}, 4, 0, 0, -120, false},
+    {2, 1, 96, {129, 65}, 4, 0, 0, 80, false},
+    {2, 1, 64, {65, 64, 3}, 2, 1, 0, 0, false},  /* rows of no 16 bytes */
+    {2, 2, 64, {127, 2}, 2, 0, 1, 0, false},     /* not aligned */
+    {2, 1, 1, {63, 1, 5}, 0, 0, 0, 0, false},
+    {6, 2, 33, {65, 2, 30}, 5, 1, 0, 0, false},
+    {2, 1, 72, {129, 64}, 0, 0, 0, -120, false},
+    {2, 1, 200, {70, 66}, 0, 8, 0, 0, false},
+    {3, 1, 255, {35, 66}, 0, 0, 0, 0, false},
+    {1, 1, 64, {0, 0}, 5, 0, 0, 0, false},       /* nothing at all */
+    {8, 2, 64, {2048, 1000, 3, 1500}, 100, 0, 0, 0, true},
+    {14, 2, 64, {700, 324, 1024}, 0, 0, 0, 0, true},
+    {8, 2, 128, {1777, 2000}, 19, 0, 0, 0, true},
+    {4, 1, 96, {900, 1100}, 0, 0, 0, 0, true},
+    {2, 1, 256, {1400}, 0, 0, 0, 0, true},
+    {2, 1, 80, std::vector<int32_t>(100, 20), 0, 0, 0, 0, true}, /* more documents than a warp has lanes */
+};
+
+static int turn; /* 0: the device's own tiles, 1: those of 99 KB */
+
+/* Columns [first, first + count) of rows [0, live): the error of all as a norm, and the largest of one element, both against the
+ * root mean square of all; that of gradients that cancel (a document of one row) counts as 0.05. */
+static void compare(const array &a, int64_t first, int64_t count, int64_t live, double limit, const std::string &what) {
+  const std::vector<uint8_t> cpu = download(a, 0), gpu = download(a, 1);
+  const size_t start = GUARD + (size_t)a.offset * type_size(a.type);
+  double distance = 0, norm = 0, worst = 0;
+  int64_t at = -1;
+  for (int64_t r = 0; r < live; r++)
+    for (int64_t c = first; c < first + count; c++) {
+      const double p = float_of(a.type, &cpu[start], r * a.pitch + c), q = float_of(a.type, &gpu[start], r * a.pitch + c), d = fabs(p - q);
+      distance += d * d, norm += p * p;
+      if (!(d <= worst)) worst = isnan(d) ? INFINITY : d, at = r * a.pitch + c;
+    }
+  const double elements = (double)count * (double)(live > 0 ? live : 1), mean = fmax(sqrt(norm / elements), 0.05);
+  const double ratio = sqrt(distance / elements) / mean;
+  CHECK(ratio <= limit, "%s: norm-wise %.2e, limit %.2e", what.c_str(), ratio, limit);
+  CHECK(worst <= 40 * limit * mean, "%s: row %lld column %lld is %g, wanted %g, limit %.2e", what.c_str(), (long long)(at / a.pitch),
+        (long long)(at % a.pitch), float_of(a.type, &gpu[start], at), float_of(a.type, &cpu[start], at), 40 * limit * mean);
+}
+
+static void inside(const array &a, int64_t live, const std::string &what) {
+  CHECK(untouched(a, download(a, 1), live), "%s: wrote outside", what.c_str());
+}
+
+/* What the CPU computed becomes the input of both. */
+static void share(array &a) {
+  a.host = download(a, 0);
+  upload(a);
+}
+
+/* Each head of q gets one large element that meets a constant of k. @return the constant */
+static float shift_scores(const shape &s, array &qkv, int64_t live, float scale) {
+  const int64_t Q = s.heads * s.head_dim;
+  const float size = s.shift == 0 ? 0 : roundf(sqrtf(fabsf(s.shift) / scale));
+  for (int64_t t = 0; t < live && size != 0; t++) {
+    for (int64_t h = 0; h < s.heads; h++) put_float(qkv.type, qkv.data(), t * qkv.pitch + h * s.head_dim, copysignf(size, s.shift));
+    for (int64_t h = 0; h < s.kv_heads; h++) put_float(qkv.type, qkv.data(), t * qkv.pitch + Q + h * s.head_dim, size);
+  }
+  upload(qkv);
+  return size;
+}
+
+static void test_packed(const shape &s, int32_t type) {
+  clear_arrays();
+  std::vector<int32_t> offsets = {0};
+  for (int32_t n : s.lengths) offsets.push_back(offsets.back() + n);
+  const int32_t live = offsets.back(), rows = live + s.tail, documents = (int32_t)s.lengths.size();
+  const int64_t D = s.head_dim, Q = s.heads * D, K = s.kv_heads * D, size = (int64_t)type_size(type);
+  const float scale = 1 / sqrtf((float)D);
+  const std::string what = "shape " + std::to_string(&s - shapes) + " " + type_names[type] + (turn ? ", small tiles" : "") + ": ";
+  array qkv = make(type, rows, Q + 2 * K, Q + 2 * K + s.gap, live, 1, s.offset), cu = make_ints(offsets);
+  array go = make(type, rows, Q, Q + s.gap, live, 1, s.offset);
+  const float constant = shift_scores(s, qkv, live, scale);
+  array o = make_empty(type, rows, Q, Q + s.gap, s.offset), lse = make_empty(LM_F32, s.heads, rows, rows);
+  const auto part = [&](const side &d, const array &a, int64_t column) { return (uint8_t *)d.at(a) + column * size; };
+
+  const auto forward = [&](side &d) {
+    const lm_attention_forward_args args = {
+        sizeof args, type, d.at(o), d.floats(lse), part(d, qkv, 0), part(d, qkv, Q), part(d, qkv, Q + K), d.ints(cu), rows, documents,
+        s.heads, s.kv_heads, s.head_dim, (int32_t)qkv.pitch, (int32_t)o.pitch, scale};
+    return lm_attention_forward(d.ctx, &args, d.stream);
+  };
+  if (!run((what + "forward").c_str(), forward)) return;
+  /* Weights and results are rounded to the type; large scores lose what their size costs in fp32. */
+  const double rounding = type == LM_BF16 ? 8e-3 : type == LM_F16 ? 1e-3 : 4e-6, scores = 2e-7 * fabs(s.shift);
+  compare(o, 0, Q, live, rounding + 4 * scores, what + "o");
+  inside(o, live, what + "o");
+  const std::vector<uint8_t> cpu = download(lse, 0), gpu = download(lse, 1);
+  double worst = 0;
+  bool outside = true;
+  for (int64_t h = 0; h < s.heads; h++)
+    for (int64_t t = 0; t < rows; t++) {
+      const double error = fabs((double)float_of(LM_F32, &cpu[GUARD], h * rows + t) - float_of(LM_F32, &gpu[GUARD], h * rows + t));
+      if (t >= live) outside = outside && memcmp(&gpu[GUARD + (size_t)(h * rows + t) * 4], &lse.host[GUARD + (size_t)(h * rows + t) * 4], 4) == 0;
+      else if (!(error <= worst)) worst = isnan(error) ? INFINITY : error;
+    }
+  CHECK(worst <= 2e-5 + 8 * scores, "%slse differs by %g", what.c_str(), worst);
+  CHECK(outside, "%slse: wrote past the documents", what.c_str());
+  repeats((what + "forward").c_str(), {&o, &lse}, forward);
+
+  share(o), share(lse);
+  array dqkv = make_empty(type, rows, Q + 2 * K, Q + 2 * K + 2 * s.gap, s.offset), delta = make_empty(LM_F32, s.heads, rows, rows);
+  const int64_t bytes = 4 * (rows * D * (s.heads + 2 * s.kv_heads) + (int64_t)(s.heads + s.kv_heads) * (rows / 16 + documents) + 4);
+  array workspace = make_empty(LM_F32, 1, bytes / 4, bytes / 4);
+  for (int mode = 0; mode < 3; mode++) { /* ordered sums; no workspace; too small a one */
+    const std::string name = what + (mode == 0 ? "ordered" : mode == 1 ? "without workspace" : "too small a workspace") + ", ";
+    const auto backward = [&](side &d) {
+      const lm_attention_backward_args args = {
+          sizeof args, type, part(d, dqkv, 0), part(d, dqkv, Q), part(d, dqkv, Q + K), d.floats(delta), d.at(go), d.at(o), d.floats(lse),
+          part(d, qkv, 0), part(d, qkv, Q), part(d, qkv, Q + K), d.ints(cu), rows, documents, s.heads, s.kv_heads, s.head_dim,
+          (int32_t)qkv.pitch, (int32_t)dqkv.pitch, (int32_t)o.pitch, scale, 0, mode == 1 ? nullptr : d.at(workspace),
+          mode == 2 ? rows * D * 4 : bytes};
+      return lm_attention_backward(d.ctx, &args, d.stream);
+    };
+    upload(dqkv);
+    if (!run((name + "backward").c_str(), backward)) continue;
+    /* The gradients of the scores of a row sum to 0; times a constant of k, their rounding is what is left of dq. */
+    const double limit = 1.5 * rounding + 20 * scores;
+    compare(dqkv, 0, Q, live, limit * (1 + constant / sqrt((double)D)), name + "dq");
+    compare(dqkv, Q, K, live, limit, name + "dk");
+    compare(dqkv, Q + K, K, live, limit, name + "dv");
+    inside(dqkv, live, name + "dqkv");
+    inside(workspace, 1, name + "workspace");
+    for (int again = 0; again < (s.large && mode == 0 ? 5 : 1); again++)
+      repeats((name + "backward").c_str(), {&dqkv}, backward);
+  }
+}
+
+/* A cache of `past` rows takes the live ones of `rows` more. */
+static void test_cached(int32_t heads, int32_t kv_heads, int32_t head_dim, int32_t capacity, int32_t past, int32_t rows, int32_t live,
+                        int32_t gap, float shift, int32_t type) {
+  clear_arrays();
+  const shape s = {heads, kv_heads, head_dim, {}, 0, gap, 0, shift, false};
+  const int64_t D = head_dim, Q = heads * D, K = kv_heads * D, size = (int64_t)type_size(type);
+  const float scale = 1 / sqrtf((float)D);
+  const std::string what = "cached " + std::to_string(heads) + "/" + std::to_string(kv_heads) + " x " + std::to_string(head_dim) + ", past " +
+                           std::to_string(past) + ", live " + std::to_string(live) + " of " + std::to_string(rows) + " " +
+                           type_names[type] + (turn ? ", small tiles" : "") + ": ";
+  array qkv = make(type, rows, Q + 2 * K, Q + 2 * K + gap, live), o = make_empty(type, rows, Q, Q + gap);
+  array k = make(type, capacity, K, K, past), v = make(type, capacity, K, K, past);
+  const float constant = shift_scores(s, qkv, live, scale);
+  for (int64_t t = 0; t < past && constant != 0; t++)
+    for (int64_t h = 0; h < kv_heads; h++) put_float(type, k.data(), t * K + h * D, constant);
+  upload(k);
+  array past_rows = make_ints({past}), live_rows = make_ints({live});
+  const auto call = [&](side &d) {
+    uint8_t *const from = (uint8_t *)d.at(qkv);
+    const lm_attention_cached_forward_args args = {
+        sizeof args, type, d.at(o), d.at(k), d.at(v), from, from + Q * size, from + (Q + K) * size, d.ints(past_rows), d.ints(live_rows),
+        rows, capacity, heads, kv_heads, head_dim, (int32_t)qkv.pitch, (int32_t)o.pitch, scale};
+    return lm_attention_cached_forward(d.ctx, &args, d.stream);
+  };
+  if (!run((what + "forward").c_str(), call)) return;
+  const int64_t kept = live < capacity - past ? live : capacity - past;
+  compare(o, 0, Q, kept, (type == LM_BF16 ? 8e-3 : type == LM_F16 ? 1e-3 : 4e-6) + 8e-7 * fabs(shift), what + "o");
+  inside(o, kept, what + "o");
+  for (const array *cache : {&k, &v}) CHECK(download(*cache, 0) == download(*cache, 1), "%sthe cache differs", what.c_str());
+  repeats(what.c_str(), {&o, &k, &v}, call);
+}
+
+static void test_cached_all(int32_t type) {
+  test_cached(4, 2, 64, 40, 0, 33, 30, 0, 0, type);
+  test_cached(7, 1, 64, 200, 5, 150, 129, 0, 0, type);
+  test_cached(2, 1, 128, 260, 100, 128, 127, 8, -120, type);
+  test_cached(2, 2, 256, 140, 66, 65, 65, 0, 0, type);
+  test_cached(4, 1, 80, 300, 129, 2, 2, 0, 0, type);
+  test_cached(3, 1, 33, 70, 20, 40, 33, 1, 0, type);
+  test_cached(4, 4, 96, 65, 60, 9, 9, 0, 0, type);   /* more than fits */
+  test_cached(4, 2, 64, 64, 64, 3, 3, 0, 0, type);   /* full */
+  test_cached(4, 2, 64, 64, 10, 3, 0, 0, 0, type);   /* no live row */
+  for (int32_t head_dim : {8, 32, 64, 80, 96, 128, 200, 256})
+    for (int32_t past : {0, 1, 31, 32, 255, 700}) test_cached(4, 2, head_dim, 720, past, 1, 1, 0, 0, type);
+  for (int32_t group : {1, 2, 4, 7, 8, 9, 20}) test_cached(2 * group, 2, 64, 600, 500, 1, 1, 8, 0, type);
+  test_cached(8, 2, 128, 2200, 2111, 1, 1, 0, -120, type);
+  test_cached(3, 1, 33, 300, 257, 1, 1, 0, 0, type); /* no 16-byte words */
+  test_cached(4, 2, 64, 64, 64, 1, 1, 0, 0, type);   /* full */
+  test_cached(4, 2, 64, 64, 63, 1, 1, 0, 0, type);
+  test_cached(4, 2, 64, 64, 10, 1, 0, 0, 0, type);   /* no live row */
+}
+
+int main(int count, char **arguments) {
+  const int only = count > 1 ? atoi(arguments[1]) : -1;
+  for (turn = 0; turn < 2; turn++) {
+    if (turn == 1) setenv("LORAMEM_CUDA_SHARED", "101376", 1);
+    if (!open_sides()) return 0;
+    for (const shape &s : shapes)
+      for (const int32_t type : all_types)
+        if ((only < 0 || only == &s - shapes) && (!s.large || type == LM_BF16)) test_packed(s, type);
+    for (const int32_t type : all_types)
+      if (only < 0 || only == (int)(sizeof shapes / sizeof *shapes)) test_cached_all(type);
+    close_sides();
+  }
+  return report();
+}

@@ -1,0 +1,142 @@
+/** Causal grouped-query attention over packed documents, tiled, without a T x T matrix (Dao 2023). */
+import { liveBytes, memoryWork } from "../cost.ts";
+import type { OpKind } from "../program.ts";
+import { DTYPES, makeValue, rowsOf, type Value, viewOf } from "../value.ts";
+
+/** Head counts and scale of an attention layer. */
+export interface AttentionShape {
+  readonly heads: number;
+  readonly kvHeads: number;
+  readonly headDim: number;
+  readonly scale: number;
+}
+
+export interface AttentionAttributes {
+  /** [T, Hq D] */
+  readonly o: Value;
+  /** [Hq, T] f32 log-sum-exp of the scores */
+  readonly lse: Value;
+  /** [T, (Hq + 2 Hk) D] */
+  readonly qkv: Value;
+  /** [documents + 1] i32 */
+  readonly cuSeqlens: Value;
+  readonly shape: AttentionShape;
+}
+
+/** The q, k and v columns of a packed row. */
+export function splitHeads(qkv: Value, { heads, kvHeads, headDim }: AttentionShape) {
+  const rows = rowsOf(qkv);
+  const part = (name: string, first: number, count: number) =>
+    viewOf(qkv, `${qkv.name}.${name}`, [rows, count * headDim], first * headDim);
+  return {
+    q: part("q", 0, heads),
+    k: part("k", heads, kvHeads),
+    v: part("v", heads + kvHeads, kvHeads),
+  };
+}
+
+/** The struct fields that all attention kernels share. */
+export function headFields({ heads, kvHeads, headDim, scale }: AttentionShape) {
+  return { heads, kv_heads: kvHeads, head_dim: headDim, scale };
+}
+
+export const attention: OpKind<AttentionAttributes> = {
+  name: "attention",
+  uses: ({ o, lse, qkv, cuSeqlens }) => ({ reads: [qkv, cuSeqlens], writes: [o, lse] }),
+  // Two products over every pair: scores, and their weighted sum.
+  cost: ({ o, qkv, shape }, load) => [
+    {
+      flops: 4 * shape.heads * shape.headDim * load.pairs,
+      bytes: liveBytes(load, o, qkv),
+      unit: "attention",
+      type: o.dtype,
+    },
+  ],
+  bind: ({ o, lse, qkv, cuSeqlens, shape }) => ({
+    kernel: "lm_attention_forward",
+    fields: {
+      type: DTYPES[o.dtype].code,
+      o,
+      lse,
+      ...splitHeads(qkv, shape),
+      cu_seqlens: cuSeqlens,
+      rows: rowsOf(o),
+      documents: (cuSeqlens.shape[0] as number) - 1,
+      ...headFields(shape),
+      qkv_pitch: qkv.pitch,
+      o_pitch: o.pitch,
+    },
+  }),
+  backward({ o, lse, qkv, cuSeqlens, shape }, walk) {
+    if (!walk.wants(qkv)) return;
+    const dqkv = walk.gradientLike(qkv);
+    walk.emit(attentionBackward, {
+      dqkv,
+      do: walk.gradient(o) as Value,
+      o: walk.need(o),
+      lse: walk.need(lse),
+      qkv: walk.need(qkv),
+      delta: makeValue("delta", "f32", lse.shape, { layer: o.layer }),
+      cuSeqlens,
+      shape,
+    });
+    walk.contribute(qkv, dqkv);
+  },
+};
+
+interface AttentionBackwardAttributes {
+  readonly dqkv: Value;
+  readonly do: Value;
+  readonly o: Value;
+  readonly lse: Value;
+  readonly qkv: Value;
+  /** [Hq, T] f32 scratch: row sums of o * do */
+  readonly delta: Value;
+  readonly cuSeqlens: Value;
+  readonly shape: AttentionShape;
+}
+
+const attentionBackward: OpKind<AttentionBackwardAttributes> = {
+  name: "attentionBackward",
+  uses: ({ dqkv, do: grad, o, lse, qkv, delta, cuSeqlens }) => ({
+    reads: [grad, o, lse, qkv, cuSeqlens],
+    writes: [dqkv],
+    scratch: [delta],
+  }),
+  // Row sums for delta, then five products over every pair, the scores among them a second time.
+  cost: ({ dqkv, do: grad, o, qkv, shape }, load) => [
+    memoryWork(o.dtype, liveBytes(load, o, grad)),
+    {
+      flops: 10 * shape.heads * shape.headDim * load.pairs,
+      bytes: liveBytes(load, dqkv, grad, o, qkv),
+      unit: "attention",
+      type: o.dtype,
+    },
+  ],
+  bind: ({ dqkv, do: grad, o, lse, qkv, delta, cuSeqlens, shape }) => {
+    const gradients = splitHeads(dqkv, shape);
+    return {
+      kernel: "lm_attention_backward",
+      fields: {
+        type: DTYPES[o.dtype].code,
+        dq: gradients.q,
+        dk: gradients.k,
+        dv: gradients.v,
+        delta,
+        grad_o: grad,
+        o,
+        lse,
+        ...splitHeads(qkv, shape),
+        cu_seqlens: cuSeqlens,
+        rows: rowsOf(o),
+        documents: (cuSeqlens.shape[0] as number) - 1,
+        ...headFields(shape),
+        qkv_pitch: qkv.pitch,
+        dqkv_pitch: dqkv.pitch,
+        o_pitch: o.pitch,
+        workspace: null,
+        workspace_bytes: 0,
+      },
+    };
+  },
+};

@@ -1,0 +1,209 @@
+/** Stream-ordered memory pool. */
+import { type Cell, cellOf, Handle, pointerOf } from "../../ffi/handle.ts";
+import { native } from "../../ffi/load.ts";
+import { check, creationError } from "../../ffi/status.ts";
+import type { Ptr } from "../../ffi/types.ts";
+import { badArgument, checkInteger } from "./arguments.ts";
+import type { Device } from "./device.ts";
+import { DeviceBuffer } from "./device_buffer.ts";
+import { readStats } from "./stats.ts";
+import { followStream, Stream } from "./stream.ts";
+
+/** Options of {@linkcode Device.createPool}. */
+export interface PoolOptions {
+  /** Most bytes that the pool may hold; 0, the default, means no limit. */
+  readonly limit?: number;
+  /** Name for messages. Default `"pool"`. */
+  readonly label?: string;
+}
+
+/** Options of {@linkcode MemoryPool.alloc}. */
+export interface AllocOptions {
+  /** Stream whose work uses the block: it is usable there at once, and given back in that order. */
+  readonly stream: Stream;
+  /** Name for statistics and messages. Default `"block"`. */
+  readonly label?: string;
+}
+
+/** State of a pool. Bytes unless named otherwise. */
+export interface PoolStats {
+  /** In live blocks, rounded to granules of 256 bytes. */
+  readonly current: number;
+  /** Most of it at once. */
+  readonly peak: number;
+  /** In live blocks as asked for. */
+  readonly requested: number;
+  /** Held from the system. */
+  readonly reserved: number;
+  /** Largest block that would fit without more memory from the system. */
+  readonly largestFree: number;
+  /** Live blocks, a count. */
+  readonly liveBlocks: number;
+  /** Blocks taken, a count. */
+  readonly allocs: number;
+  /** Blocks given back, a count. */
+  readonly frees: number;
+  /** Requests that did not fit, a count. */
+  readonly failures: number;
+  /** Most bytes that it may hold; 0 = no limit. */
+  readonly limit: number;
+}
+
+/** Labels repeat; encoding one costs as much as the allocation. */
+const labelBytes = new Map<string, Uint8Array<ArrayBuffer>>();
+
+const MOST_LABELS = 1024;
+
+function encodeLabel(label: string): Uint8Array<ArrayBuffer> {
+  let bytes = labelBytes.get(label);
+  if (bytes === undefined) {
+    if (labelBytes.size === MOST_LABELS) labelBytes.clear();
+    bytes = new TextEncoder().encode(`${label}\0`);
+    labelBytes.set(label, bytes);
+  }
+  return bytes;
+}
+
+/** Device memory in blocks of any size, taken and given back in the order of streams without asking the driver. */
+export class MemoryPool extends Handle {
+  /** Device that made it. */
+  readonly device: Device;
+
+  constructor(device: Device, cell: Cell) {
+    super(cell);
+    this.device = device;
+  }
+
+  /**
+   * Takes a block; 256-byte aligned.
+   *
+   * Disposing the block never waits: it is used again once the work that uses it, on its own and on other streams, has
+   * ended.
+   *
+   * @example Usage
+   * ```ts
+   * import { Device } from "./mod.ts";
+   * await using device = await Device.open("cpu");
+   * await using stream = device.createStream();
+   * using pool = device.createPool({ limit: 1 << 20 });
+   * using x = pool.alloc(4096, { stream, label: "x" });
+   * console.log(x.bytes, pool.stats().liveBlocks);
+   * ```
+   *
+   * @param bytes Size, at least 1.
+   * @param options The stream, and a name.
+   * @returns The block; its content is undefined.
+   * @throws {LoramemError} `OUT_OF_MEMORY` with the sizes in its details, `DISPOSED`, `BAD_ARGUMENT`.
+   */
+  alloc(bytes: number, options: AllocOptions): DeviceBuffer {
+    const op = "MemoryPool.alloc";
+    checkInteger(op, "bytes", bytes, 1);
+    const stream = options?.stream;
+    if (!(stream instanceof Stream)) {
+      badArgument(op, "stream is missing: pass { stream }", "stream", stream);
+    }
+    if (stream.device !== this.device) {
+      badArgument(
+        op,
+        "stream belongs to another device: make it with device.createStream()",
+        "stream",
+      );
+    }
+    const { fn } = native();
+    const ctx = pointerOf(this.device);
+    const pool = pointerOf(this);
+    const home = pointerOf(stream);
+    const label = options.label ?? "block";
+    const block = fn.lm_pool_alloc(pool, BigInt(bytes), encodeLabel(label), home);
+    if (block === 0n) throw this.#allocError(op, bytes);
+    const memory = fn.lm_pool_pointer(pool, block) as Ptr;
+    const uses = new Set([stream]);
+    const cell: Cell = {
+      label: `DeviceBuffer "${label}"`,
+      pointer: memory,
+      parent: cellOf(this),
+      // Refers to the pool, so that a block in use keeps it. A pool that is gone took every block with it.
+      destroy: () => {
+        if (!this.disposed) freeBlock(ctx, pool, block, uses);
+      },
+    };
+    return new DeviceBuffer(this.device, cell, memory, bytes, label, uses);
+  }
+
+  /**
+   * State of the pool.
+   *
+   * @returns A snapshot.
+   * @throws {LoramemError} `DISPOSED`.
+   */
+  stats(): PoolStats {
+    const pool = pointerOf(this);
+    const status = (buf: DataView<ArrayBuffer>) => native().fn.lm_pool_stats_get(pool, buf);
+    return readStats<PoolStats>("MemoryPool.stats", this.device, "lm_pool_stats", status);
+  }
+
+  /**
+   * Gives memory that holds no live block back to the system.
+   *
+   * @throws {LoramemError} `DISPOSED`.
+   */
+  trim(): void {
+    check(
+      native(),
+      pointerOf(this.device),
+      native().fn.lm_pool_trim(pointerOf(this)),
+      "MemoryPool.trim",
+    );
+  }
+
+  #allocError(op: string, bytes: number): Error {
+    const details = (text: string) => {
+      const { reserved, current, largestFree } = this.stats();
+      const totalFree = reserved - current;
+      const fragmentation = totalFree === 0 ? 0 : 1 - largestFree / totalFree;
+      const owners = [...text.matchAll(/^ {2}(\d+) bytes in \d+ blocks: (.*)$/gm)].map(
+        ([, size, label = ""]) => ({ label, bytes: Number(size) }),
+      );
+      return { requested: bytes, largestFree, totalFree, fragmentation, owners };
+    };
+    return creationError(native(), pointerOf(this.device), op, details);
+  }
+}
+
+/**
+ * Gives a block back in the order of a stream that used it, after the work of the others. A disposed stream has finished
+ * its work; where all are, any stream will do.
+ */
+function freeBlock(ctx: Ptr, pool: Ptr, block: bigint, uses: ReadonlySet<Stream>): void {
+  const op = "DeviceBuffer.dispose";
+  const { fn } = native();
+  const [last, ...others] = [...uses].filter((stream) => !stream.disposed);
+  if (last !== undefined) {
+    for (const other of others) followStream(last, other);
+    check(native(), ctx, fn.lm_pool_free(pool, block, pointerOf(last)), op);
+    return;
+  }
+  const spare = fn.lm_stream_create(ctx, 0);
+  if (spare === null) throw creationError(native(), ctx, op);
+  const status = fn.lm_pool_free(pool, block, spare);
+  fn.lm_stream_destroy(spare);
+  check(native(), ctx, status, op);
+}
+
+/** {@linkcode Device.createPool}. */
+export function createPool(device: Device, options: PoolOptions): MemoryPool {
+  const op = "Device.createPool";
+  const limit = options.limit ?? 0;
+  checkInteger(op, "limit", limit, 0);
+  const { fn } = native();
+  const ctx = pointerOf(device);
+  const pool = fn.lm_pool_create(ctx, BigInt(limit));
+  if (pool === null) throw creationError(native(), ctx, op);
+  const label = `MemoryPool "${options.label ?? "pool"}"`;
+  return new MemoryPool(device, {
+    label,
+    pointer: pool,
+    parent: cellOf(device),
+    destroy: fn.lm_pool_destroy,
+  });
+}

@@ -1,0 +1,119 @@
+/**
+ * The Llama decoder (Touvron et al. 2023, arXiv:2302.13971) as ops. Qwen2 is the same graph with biases on q, k and v.
+ *
+ *     n = norm(x);  qkv = n Wqkv^T;  rotate q, k;  o = attention(qkv);  mid = x + o Wo^T
+ *     n = norm(mid);  gu = n Wgu^T;  h = silu(g) * u;  x' = mid + h Wd^T
+ */
+import type { AttentionShape } from "../graph/ops/attention.ts";
+import { embedding } from "../graph/ops/embedding.ts";
+import { glu } from "../graph/ops/glu.ts";
+import {
+  type LoraGroup,
+  loraDown,
+  loraLinearGroup,
+  totalRank,
+} from "../graph/ops/lora_linear_group.ts";
+import { norm } from "../graph/ops/norm.ts";
+import { rope } from "../graph/ops/rope.ts";
+import type { ProgramBuilder } from "../graph/program.ts";
+import type { DType, SaveRole, Value } from "../graph/value.ts";
+import type { LayerAdapters } from "./adapters.ts";
+import type { ModelConfig } from "./config.ts";
+import type { DecoderWeights } from "./weights.ts";
+
+/** What the decoder is run on. */
+export interface DecoderInput {
+  /** [T] i32 */
+  readonly ids: Value;
+  /** [T] i32, restarting at 0 in every document */
+  readonly positions: Value;
+  /** [1] i32: rows that hold tokens */
+  readonly live: Value;
+}
+
+/** The parts of a decoder. */
+export interface Decoder {
+  readonly config: ModelConfig;
+  readonly weights: DecoderWeights;
+  /** Per layer; null = run the base model. */
+  readonly adapters: readonly LayerAdapters[] | null;
+  /** Element type of the activations. */
+  readonly type: DType;
+}
+
+/** Emits attention over the rotated q|k|v rows [T, (Hq + 2 Hk) D] of a layer; gives o [T, Hq D]. */
+export type EmitAttention = (qkv: Value, layer: number, shape: AttentionShape) => Value;
+
+/** Emits the decoder; gives the normed hidden state [T, C]. */
+export function emitDecoder(
+  builder: ProgramBuilder,
+  { config, weights, adapters, type }: Decoder,
+  { ids, positions, live }: DecoderInput,
+  emitAttention: EmitAttention,
+): Value {
+  const rows = ids.shape[0] as number;
+  const { hiddenSize, rmsNormEps: eps, heads, kvHeads, headDim } = config;
+  const shape: AttentionShape = { heads, kvHeads, headDim, scale: 1 / Math.sqrt(headDim) };
+
+  const normed = (name: string, x: Value, weight: Value): Value => {
+    const y = builder.value(name, type, [rows, hiddenSize]);
+    builder.emit(norm, { y, x, weight, live, eps });
+    return y;
+  };
+  const linear = (
+    name: string,
+    x: Value,
+    w: Value,
+    bias: Value | null,
+    lora: LoraGroup | null,
+    residual: Value | null,
+    role: SaveRole | null,
+  ): Value => {
+    let s: Value | null = null;
+    if (lora !== null) {
+      s = builder.value(`${name}.s`, type, [rows, totalRank(lora)], "loraDown");
+      builder.emit(loraDown, { s, x, lora, live });
+    }
+    const y = builder.value(name, type, [rows, w.shape[0] as number], role);
+    builder.emit(loraLinearGroup, { y, x, w, bias, residual, s, lora, live });
+    return y;
+  };
+
+  let x = builder.value("hidden", type, [rows, hiddenSize], "layerInput");
+  builder.emit(embedding, { y: x, table: weights.embedding, ids, live });
+  weights.layers.forEach((layer, index) => {
+    builder.layer = index;
+    const lora = adapters?.[index] ?? null;
+    const n = normed("inputNorm", x, layer.inputNorm);
+    const projected = linear(
+      "qkv.linear",
+      n,
+      layer.qkv,
+      layer.qkvBias,
+      lora?.qkv ?? null,
+      null,
+      null,
+    );
+    const qkv = builder.value("qkv", type, projected.shape, "qkv");
+    const { cos, sin } = weights;
+    const rotated = { heads: heads + kvHeads, headDim, direction: 1 } as const;
+    builder.emit(rope, { y: qkv, x: projected, cos, sin, positions, live, ...rotated });
+    const o = emitAttention(qkv, index, shape);
+    const mid = linear("midResidual", o, layer.o, layer.oBias, lora?.o ?? null, x, "midResidual");
+    const n2 = normed("postNorm", mid, layer.postNorm);
+    const gu = linear(
+      "gateUp",
+      n2,
+      layer.gateUp,
+      layer.gateUpBias,
+      lora?.gateUp ?? null,
+      null,
+      "gateUp",
+    );
+    const h = builder.value("mlp", type, [rows, config.intermediateSize]);
+    builder.emit(glu, { h, gu, live });
+    x = linear("hidden", h, layer.down, layer.downBias, lora?.down ?? null, mid, "layerInput");
+  });
+  builder.layer = null;
+  return normed("finalNorm", x, weights.finalNorm);
+}

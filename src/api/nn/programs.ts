@@ -1,0 +1,292 @@
+/** The closed set of programs of a run, written over one decoder, and the blocks through which data goes in and out. */
+import { emitBackward } from "../graph/backward.ts";
+import { adamw, gradNorm, NORM_BLOCK } from "../graph/ops/adamw.ts";
+import { attention } from "../graph/ops/attention.ts";
+import { cachedAttention } from "../graph/ops/cached_attention.ts";
+import { fillZero } from "../graph/ops/fill.ts";
+import { linearCrossEntropy, lossSum } from "../graph/ops/linear_cross_entropy.ts";
+import { loraLinearGroup } from "../graph/ops/lora_linear_group.ts";
+import { argmax, gatherRows } from "../graph/ops/sample.ts";
+import { type Program, ProgramBuilder, type ProgramName } from "../graph/program.ts";
+import { type DType, makeValue, type Value, viewOf } from "../graph/value.ts";
+import { isKept, type SavePoints } from "../plan/save_points.ts";
+import type { Adapters } from "./adapters.ts";
+import type { ModelConfig } from "./config.ts";
+import { type EmitAttention, emitDecoder } from "./llama.ts";
+import type { DecoderWeights } from "./weights.ts";
+
+/** Sizes that a plan is made for; data may be smaller, never larger. */
+export interface StepDims {
+  /** T */
+  readonly tokensPerMicroBatch: number;
+  readonly documentsPerMicroBatch: number;
+  /** Rows of logits that exist at a time. */
+  readonly lossChunkTokens: number;
+  /** Rows of a prefill; longer prompts go through in several. 0 = the plan has no generation. */
+  readonly prefillTokens: number;
+  /** Rows of the KV cache: prompt and answer together. */
+  readonly contextTokens: number;
+}
+
+/** An input block in device memory, one i32 array that one copy fills, and its windows. */
+export interface BatchBlock {
+  readonly block: Value;
+  /** [4] `lm_batch_header` */
+  readonly header: Value;
+  readonly live: Value;
+  /** [T] */
+  readonly ids: Value;
+  readonly positions: Value;
+  /** [documents + 1] */
+  readonly cuSeqlens: Value;
+  /** [T] each; the first `labelled` entries count */
+  readonly labelRows: Value;
+  readonly labelIds: Value;
+}
+
+/** Input and output of generation. */
+export interface GenerationBlock {
+  readonly block: Value;
+  readonly live: Value;
+  readonly ids: Value;
+  readonly positions: Value;
+  /** [1] rows in the KV cache */
+  readonly past: Value;
+  /** [1] row whose next token is wanted */
+  readonly last: Value;
+  /** [1] the most likely next token */
+  readonly token: Value;
+}
+
+/** Backends differ in the scratch that their kernels need. */
+export type Backend = "cpu" | "cuda";
+
+/** Everything that programs are built from. */
+export interface ModelParts {
+  readonly config: ModelConfig;
+  readonly weights: DecoderWeights;
+  readonly adapters: Adapters;
+  readonly type: DType;
+  readonly dims: StepDims;
+  readonly savePoints: SavePoints;
+  readonly backend: Backend;
+}
+
+/** Programs and the blocks that they share. */
+export interface ProgramSet {
+  readonly programs: readonly Program[];
+  readonly batch: BatchBlock;
+  readonly generation: GenerationBlock | null;
+  /** [T, V] logits of the "logits" programs; null without them. */
+  readonly logits: Value | null;
+}
+
+/** i32 elements at whose multiples the windows of a block start: 256 bytes. */
+const BLOCK_ALIGNMENT = 64;
+
+/** Splits one i32 block into named windows. */
+function makeBlock<N extends string>(name: string, sizes: Readonly<Record<N, number>>) {
+  const starts = new Map<N, number>();
+  let elements = 0;
+  for (const [window, size] of Object.entries(sizes) as [N, number][]) {
+    starts.set(window, elements);
+    elements += Math.ceil(size / BLOCK_ALIGNMENT) * BLOCK_ALIGNMENT;
+  }
+  const block = makeValue(name, "i32", [elements]);
+  const window = (of: N, size = sizes[of]) =>
+    viewOf(block, `${name}.${of}`, [size], starts.get(of) as number, size);
+  return { block, window };
+}
+
+/** Builds the programs named in `names`. */
+export function buildPrograms(parts: ModelParts, names: readonly ProgramName[]): ProgramSet {
+  const { dims } = parts;
+  const T = dims.tokensPerMicroBatch;
+  const batchSizes = {
+    header: 4,
+    ids: T,
+    positions: T,
+    cuSeqlens: dims.documentsPerMicroBatch + 1,
+    labelRows: T,
+    labelIds: T,
+  };
+  const { block, window } = makeBlock("batch", batchSizes);
+  const batch: BatchBlock = {
+    block,
+    header: window("header"),
+    live: window("header", 1),
+    ids: window("ids"),
+    positions: window("positions"),
+    cuSeqlens: window("cuSeqlens"),
+    labelRows: window("labelRows"),
+    labelIds: window("labelIds"),
+  };
+  const logits = makeValue("logits", parts.type, [T, parts.config.vocabSize]);
+  const generation = dims.prefillTokens > 0 ? makeGeneration(parts) : null;
+  const build: Readonly<Record<ProgramName, () => Program>> = {
+    train: () => trainProgram(parts, batch),
+    optimizer: () => optimizerProgram(parts),
+    evaluate: () => evaluateProgram(parts, batch, "evaluate"),
+    evaluateBase: () => evaluateProgram(parts, batch, "evaluateBase"),
+    logits: () => logitsProgram(parts, batch, logits, "logits"),
+    logitsBase: () => logitsProgram(parts, batch, logits, "logitsBase"),
+    prefill: () => (generation as Generation).program("prefill", dims.prefillTokens),
+    decode: () => (generation as Generation).program("decode", 1),
+  };
+  return {
+    programs: names.map((name) => build[name]()),
+    batch,
+    generation: generation?.block ?? null,
+    logits: names.some((name) => name.startsWith("logits")) ? logits : null,
+  };
+}
+
+/** Attention over packed documents. */
+function packedAttention(builder: ProgramBuilder, batch: BatchBlock, type: DType): EmitAttention {
+  return (qkv, _layer, shape) => {
+    const rows = qkv.shape[0] as number;
+    const o = builder.value("attention", type, [rows, shape.heads * shape.headDim], "attention");
+    const lse = builder.value("logSumExp", "f32", [shape.heads, rows], "logSumExp");
+    builder.emit(attention, { o, lse, qkv, cuSeqlens: batch.cuSeqlens, shape });
+    return o;
+  };
+}
+
+/** Emits the chunks of head and loss; gives the row losses. */
+function emitLoss(
+  builder: ProgramBuilder,
+  { config, weights, type, dims, backend }: ModelParts,
+  batch: BatchBlock,
+  x: Value,
+  dx: Value | null,
+): Value {
+  const T = dims.tokensPerMicroBatch;
+  const rows = Math.min(dims.lossChunkTokens, T);
+  const loss = makeValue("loss", "f32", [T]);
+  const { labelRows, labelIds, header } = batch;
+  builder.endSegment("forward");
+  for (let chunk = 0; chunk * rows < T; chunk++) {
+    const logits = makeValue("logits", type, [rows, config.vocabSize]);
+    const gathered =
+      backend === "cpu" ? null : makeValue("gathered", type, [rows, config.hiddenSize]);
+    const scratch = { loss, dx, logits, gathered };
+    builder.emit(linearCrossEntropy, {
+      ...scratch,
+      x,
+      head: weights.head,
+      labelRows,
+      labelIds,
+      header,
+      chunk,
+    });
+    builder.endSegment(`head.${chunk}`, chunk);
+  }
+  return loss;
+}
+
+/** Forward, loss and backward of one micro-batch; gradients are added to the arena. */
+function trainProgram(parts: ModelParts, batch: BatchBlock): Program {
+  const { adapters, type, savePoints } = parts;
+  const builder = new ProgramBuilder();
+  const decoder = { ...parts, adapters: adapters.layers };
+  const x = emitDecoder(builder, decoder, batch, packedAttention(builder, batch, type));
+  const forward = [...builder.ops];
+  const dx = makeValue("d(finalNorm)", type, x.shape);
+  builder.emit(fillZero, { y: dx });
+  const loss = emitLoss(builder, parts, batch, x, dx);
+  builder.emit(lossSum, { metrics: adapters.metrics, loss, header: batch.header });
+  emitBackward(builder, forward, new Map([[x, dx]]), (value) => isKept(savePoints, value));
+  return builder.finish("train", [batch.block]);
+}
+
+/** Clipping and AdamW over the flat arena. */
+function optimizerProgram({ adapters }: ModelParts): Program {
+  const { master, m, v, gradient, copy, control, metrics } = adapters;
+  const builder = new ProgramBuilder();
+  const blocks = Math.ceil((gradient.shape[0] as number) / NORM_BLOCK);
+  const partial = makeValue("gradNorm.partial", "f64", [blocks]);
+  builder.emit(gradNorm, { metrics, partial, gradient, control }, "optimizer");
+  builder.emit(adamw, { master, m, v, gradient, copy, control, metrics }, "optimizer");
+  return builder.finish("optimizer", []);
+}
+
+/** Loss without gradients. */
+function evaluateProgram(parts: ModelParts, batch: BatchBlock, name: ProgramName): Program {
+  const builder = new ProgramBuilder();
+  const adapters = name === "evaluate" ? parts.adapters.layers : null;
+  const attend = packedAttention(builder, batch, parts.type);
+  const x = emitDecoder(builder, { ...parts, adapters }, batch, attend);
+  const loss = emitLoss(builder, parts, batch, x, null);
+  builder.emit(lossSum, { metrics: parts.adapters.metrics, loss, header: batch.header });
+  return builder.finish(name, [batch.block]);
+}
+
+/** Logits of every row, for checking a model against another implementation. */
+function logitsProgram(
+  parts: ModelParts,
+  batch: BatchBlock,
+  logits: Value,
+  name: ProgramName,
+): Program {
+  const builder = new ProgramBuilder();
+  const adapters = name === "logits" ? parts.adapters.layers : null;
+  const attend = packedAttention(builder, batch, parts.type);
+  const x = emitDecoder(builder, { ...parts, adapters }, batch, attend);
+  emitHead(builder, logits, x, parts.weights.head, batch.live);
+  return builder.finish(name, [batch.block, logits]);
+}
+
+/** logits = x W^T */
+function emitHead(builder: ProgramBuilder, y: Value, x: Value, w: Value, live: Value | null): void {
+  builder.emit(loraLinearGroup, { y, x, w, bias: null, residual: null, s: null, lora: null, live });
+}
+
+interface Generation {
+  readonly block: GenerationBlock;
+  program(name: "prefill" | "decode", rows: number): Program;
+}
+
+/** Prefill and decode are the same ops over different numbers of rows; they carry input block and KV cache. */
+function makeGeneration(parts: ModelParts): Generation {
+  const { config, weights, adapters, type, dims } = parts;
+  const sizes = {
+    live: 1,
+    past: 1,
+    last: 1,
+    ids: dims.prefillTokens,
+    positions: dims.prefillTokens,
+  };
+  const { block, window } = makeBlock("generation", sizes);
+  const token = makeValue("token", "i32", [1]);
+  const cache = (name: string) =>
+    Array.from({ length: config.layers }, (_, layer) =>
+      makeValue(name, type, [dims.contextTokens, config.kvHeads * config.headDim], { layer }),
+    );
+  const kCaches = cache("kCache");
+  const vCaches = cache("vCache");
+  const [live, past, last] = [window("live"), window("past"), window("last")];
+  return {
+    block: { block, live, past, last, token, ids: window("ids"), positions: window("positions") },
+    program(name, rows) {
+      const builder = new ProgramBuilder();
+      const input = { ids: window("ids", rows), positions: window("positions", rows), live };
+      const x = emitDecoder(
+        builder,
+        { ...parts, adapters: adapters.layers },
+        input,
+        (qkv, layer, shape) => {
+          const o = builder.value("attention", type, [rows, shape.heads * shape.headDim]);
+          const caches = { kCache: kCaches[layer] as Value, vCache: vCaches[layer] as Value };
+          builder.emit(cachedAttention, { o, qkv, ...caches, past, live, shape });
+          return o;
+        },
+      );
+      const hidden = makeValue("lastHidden", type, [1, config.hiddenSize]);
+      builder.emit(gatherRows, { y: hidden, x, index: last });
+      const logits = makeValue("nextLogits", type, [1, config.vocabSize]);
+      emitHead(builder, logits, hidden, weights.head, null);
+      builder.emit(argmax, { out: token, x: logits });
+      return builder.finish(name, [block, token, ...kCaches, ...vCaches]);
+    },
+  };
+}

@@ -1,0 +1,103 @@
+/**
+ * The verifier: replays a program over a map of owners and checks that every value read still holds its own memory. It
+ * shares nothing with liveness and placement but the ops and the finished offsets.
+ */
+import { LoramemError } from "../../ffi/error.ts";
+import type { Op, Program } from "../graph/program.ts";
+import { aligned, bytesOf, type MemoryClass, rootOf, type Value } from "../graph/value.ts";
+
+/** The part of a plan that the verifier looks at. */
+export interface PlacedValues {
+  readonly classes: Readonly<Record<MemoryClass, number>>;
+  readonly resident: readonly Value[];
+  slot(value: Value): { readonly offset: number; readonly bytes: number };
+}
+
+/**
+ * Checks one program.
+ *
+ * @throws {LoramemError} INTERNAL naming the op and the values, if memory is shared wrongly or a slot is too small.
+ */
+export function verifyProgram(program: Program, plan: PlacedValues): void {
+  verifyResident(plan);
+  const owners = new OwnerMap(plan);
+  for (const value of program.carried) owners.claim(value);
+  program.ops.forEach((op, index) => {
+    owners.run(op, `${program.name} op ${index} (${op.kind.name})`);
+  });
+}
+
+function verifyResident(plan: PlacedValues): void {
+  const ends: Partial<Record<MemoryClass, number>> = {};
+  for (const value of plan.resident) {
+    const { offset } = plan.slot(value);
+    if (offset < (ends[value.memory] ?? 0)) fail("resident values overlap", value.name);
+    ends[value.memory] = offset + checkedSize(value, plan);
+  }
+}
+
+function checkedSize(value: Value, plan: PlacedValues): number {
+  const { offset, bytes } = plan.slot(value);
+  const size = aligned(bytesOf(value));
+  if (bytes < size) fail("slot is too small", `${value.name} needs ${size} bytes, has ${bytes}`);
+  if (offset % 256 !== 0) fail("slot is not aligned", `${value.name} at ${offset}`);
+  if (offset + size > plan.classes[value.memory])
+    fail("slot ends past its reservation", value.name);
+  return size;
+}
+
+function fail(what: string, values: string): never {
+  throw new LoramemError("INTERNAL", `plan.verify: ${what}: ${values}: report this as a bug`);
+}
+
+class OwnerMap {
+  readonly #plan: PlacedValues;
+  #owned: { readonly start: number; readonly end: number; readonly value: Value }[] = [];
+
+  constructor(plan: PlacedValues) {
+    this.#plan = plan;
+  }
+
+  run(op: Op, where: string): void {
+    const { reads, writes, updates = [], scratch = [], inPlace = [] } = op.uses;
+    const mine = (values: readonly Value[]) =>
+      [...new Set(values.map(rootOf))].filter((value) => value.memory === "activations");
+    for (const value of mine(reads)) this.#mustOwn(value, where);
+    const writing = mine([...writes, ...updates, ...scratch]);
+    for (const value of mine(updates)) if (!this.#owns(value)) this.claim(value);
+    for (const value of writing) {
+      for (const other of this.claim(value)) {
+        const allowed = inPlace.some(([output, input]) => output === value && input === other);
+        if (!allowed && mine([...reads, ...updates, ...writes, ...scratch]).includes(other)) {
+          fail("op overwrites a value it uses", `${where}: ${value.name} over ${other.name}`);
+        }
+      }
+    }
+    for (const value of writing) this.#mustOwn(value, where);
+  }
+
+  /** Gives the memory of `value` to it; returns the values that lost theirs. */
+  claim(value: Value): Value[] {
+    const size = checkedSize(value, this.#plan);
+    const start = this.#plan.slot(value).offset;
+    const end = start + size;
+    const lost: Value[] = [];
+    this.#owned = this.#owned.filter((entry) => {
+      if (entry.value === value || entry.start >= end || entry.end <= start)
+        return entry.value !== value;
+      lost.push(entry.value);
+      return false;
+    });
+    this.#owned.push({ start, end, value });
+    return lost;
+  }
+
+  #owns(value: Value): boolean {
+    return this.#owned.some((entry) => entry.value === value);
+  }
+
+  #mustOwn(value: Value, where: string): void {
+    if (!this.#owns(value))
+      fail("a value was overwritten before its last use", `${where}: ${value.name}`);
+  }
+}

@@ -1,0 +1,161 @@
+/** What opening a run and planning one have in common: sizes, programs, budget and load, from options and data. */
+import { readFile } from "node:fs/promises";
+import { LoramemError } from "../../ffi/error.ts";
+import { type ChatTemplate, loadChatTemplate } from "../data/chat_template.ts";
+import { countLabels, type Document } from "../data/conversation.ts";
+import { type Dataset, loadDataset } from "../data/dataset.ts";
+import { shuffledOrder } from "../data/order.ts";
+import { packDocuments } from "../data/packing.ts";
+import { loadTokenizer, type Tokenizer } from "../data/tokenizer.ts";
+import type { ProgramName } from "../graph/program.ts";
+import type { ModelConfig } from "../nn/config.ts";
+import type { LoraConfig } from "../nn/lora_config.ts";
+import type { StepDims } from "../nn/programs.ts";
+import { type DeviceProfile, findProfile, parseProfile } from "../plan/profiles.ts";
+import { parsePoints } from "../plan/save_points.ts";
+import { fullLoad, type StepLoad } from "../plan/time.ts";
+import type { FitOptions } from "./fit_run.ts";
+import type { ResolvedOptions } from "./options.ts";
+
+/** "auto" sizes are rounded up to a multiple of this many tokens. */
+const TOKEN_STEP = 64;
+
+/** Steps whose packing is looked at to predict times; more do not change the mean. */
+const SAMPLED_STEPS = 2000;
+
+/** Tokenizer, template and data of a run. */
+export interface RunData {
+  readonly tokenizer: Tokenizer;
+  readonly template: ChatTemplate;
+  readonly data: Dataset;
+  readonly evalData: Dataset | null;
+}
+
+/** The LoRA settings of the options. */
+export function loraOf({ lora }: ResolvedOptions): LoraConfig {
+  return Object.fromEntries(
+    Object.entries(lora).filter(([, value]) => value !== undefined),
+  ) as unknown as LoraConfig;
+}
+
+/**
+ * Reads tokenizer, template and data.
+ *
+ * @param folder Where tokenizer and template are.
+ */
+export async function readRunData(
+  options: ResolvedOptions,
+  config: ModelConfig,
+  folder: string,
+): Promise<RunData> {
+  const tokenizer = await loadTokenizer(folder);
+  if (tokenizer.vocabSize > config.vocabSize) {
+    const what = `${tokenizer.vocabSize} tokens, ${config.vocabSize} rows of the embedding`;
+    const message = `model: tokenizer and config do not belong together: ${what}: get both from one source`;
+    throw new LoramemError("BAD_CONFIG", message, { file: options.model, key: "vocab_size" });
+  }
+  const template = await loadChatTemplate(folder);
+  const maxTokens =
+    options.tokensPerMicroBatch === "auto" ? config.maxPositions : options.tokensPerMicroBatch;
+  const how = { tokenizer, template, maxTokens, overlong: options.overlong };
+  const data = await loadDataset(options.data, { ...how, what: "training data" });
+  const evalData =
+    options.evalData === undefined
+      ? null
+      : await loadDataset(options.evalData, { ...how, what: "evaluation data" });
+  return { tokenizer, template, data, evalData };
+}
+
+/** The sizes that a run is planned for. `longest` is the longest document, in tokens. */
+export function dimsOf(options: ResolvedOptions, config: ModelConfig, longest: number): StepDims {
+  const tokensPerMicroBatch =
+    options.tokensPerMicroBatch === "auto"
+      ? Math.ceil(longest / TOKEN_STEP) * TOKEN_STEP
+      : options.tokensPerMicroBatch;
+  const prefillTokens = Math.min(options.promptTokens, config.maxPositions);
+  return {
+    tokensPerMicroBatch,
+    documentsPerMicroBatch: options.batchSize,
+    lossChunkTokens:
+      options.lossChunkTokens === "auto" ? tokensPerMicroBatch : options.lossChunkTokens,
+    prefillTokens,
+    contextTokens:
+      prefillTokens === 0 ? 0 : Math.min(prefillTokens + options.answerTokens, config.maxPositions),
+  };
+}
+
+/** The programs that a run needs. */
+export function programsOf(options: ResolvedOptions): ProgramName[] {
+  const programs: ProgramName[] = ["train", "optimizer"];
+  if (options.evalData !== undefined) programs.push("evaluate");
+  if (options.promptTokens > 0) programs.push("prefill", "decode");
+  return programs;
+}
+
+/** What may be chosen to fit the budget. */
+export function fitOptions(
+  options: ResolvedOptions,
+  config: ModelConfig,
+  profile: DeviceProfile,
+  step: StepLoad,
+): FitOptions {
+  const { savePoints, lossChunkTokens } = options;
+  return {
+    savePoints: savePoints === "auto" ? null : parsePoints(savePoints, config.layers),
+    lossChunkTokens: lossChunkTokens === "auto" ? null : lossChunkTokens,
+    profile,
+    step,
+  };
+}
+
+/**
+ * The profile that `deviceProfile` names: a shipped one, or a JSON file.
+ *
+ * @param fallback What "auto" stands for.
+ */
+export async function readProfile(name: string, fallback: DeviceProfile): Promise<DeviceProfile> {
+  if (name === "auto") return fallback;
+  const shipped = findProfile(name);
+  if (shipped !== null) return shipped;
+  const text = await readFile(name, "utf8").catch(() => "null");
+  let json: unknown = null;
+  try {
+    json = JSON.parse(text);
+  } catch {
+    // Refused below, with the name and what is allowed.
+  }
+  return parseProfile(json, name);
+}
+
+/**
+ * How full the micro-batches of the first epoch are on average.
+ *
+ * @param documents Null = not known: full micro-batches.
+ */
+export function stepLoadOf(
+  { batchSize, seed }: ResolvedOptions,
+  tokensPerMicroBatch: number,
+  documents: readonly Document[] | null,
+): StepLoad {
+  if (documents === null || documents.length === 0) return fullLoad(tokensPerMicroBatch);
+  const order = shuffledOrder(documents.length, seed, 0);
+  const steps = Math.min(SAMPLED_STEPS, Math.ceil(documents.length / batchSize));
+  let [microBatches, tokens, labelled, pairs] = [0, 0, 0, 0];
+  for (let step = 0; step < steps; step++) {
+    const picked = order.subarray(step * batchSize, (step + 1) * batchSize);
+    const batch = Array.from(picked, (index) => documents[index] as Document);
+    microBatches += packDocuments(batch, tokensPerMicroBatch, batchSize).length;
+    for (const document of batch) {
+      const { length } = document.ids;
+      tokens += length;
+      labelled += countLabels(document);
+      pairs += (length * (length + 1)) / 2;
+    }
+  }
+  const load = {
+    tokens: tokens / microBatches,
+    labelled: labelled / microBatches,
+    pairs: pairs / microBatches,
+  };
+  return { load, microBatches: microBatches / steps };
+}

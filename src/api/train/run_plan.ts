@@ -1,0 +1,108 @@
+/**
+ * From sizes to a plan: builds the programs of a run and the staging blocks through which data comes and goes. Pure: no
+ * device, no weights, no native library.
+ */
+import { activationType, type Precision } from "../amp/precision.ts";
+import type { ProgramName } from "../graph/program.ts";
+import { type DType, makeValue, type Value } from "../graph/value.ts";
+import { type Adapters, layoutAdapters } from "../nn/adapters.ts";
+import type { ModelConfig } from "../nn/config.ts";
+import type { LoraTarget } from "../nn/lora_config.ts";
+import {
+  type Backend,
+  buildPrograms,
+  type ModelParts,
+  type ProgramSet,
+  type StepDims,
+} from "../nn/programs.ts";
+import { type DecoderWeights, layoutWeights } from "../nn/weights.ts";
+import { makePlan, type Plan, type PlanInput } from "../plan/plan.ts";
+import { type SavePoints, type SavePolicy, uniform } from "../plan/save_points.ts";
+
+/** What a run is planned from. */
+export interface RunSpec {
+  readonly config: ModelConfig;
+  readonly targets: readonly LoraTarget[];
+  /** Element type in which the checkpoint stores a tensor. */
+  readonly dtypeOf: (tensor: string) => DType;
+  readonly precision: Precision;
+  readonly backend: Backend;
+  readonly dims: StepDims;
+  readonly programs: readonly ProgramName[];
+}
+
+/** Page-locked host blocks. */
+export interface Staging {
+  /** Two, so that the next micro-batch is packed while the last one is copied. */
+  readonly batches: readonly [Value, Value];
+  readonly generation: Value | null;
+  readonly token: Value;
+  readonly control: Value;
+  readonly metrics: Value;
+  /** Bytes on their way between files and the device. */
+  readonly transfer: Value;
+}
+
+/** A planned run. */
+export interface RunPlan {
+  readonly spec: RunSpec;
+  readonly savePoints: SavePoints;
+  readonly weights: DecoderWeights;
+  readonly adapters: Adapters;
+  readonly set: ProgramSet;
+  readonly staging: Staging;
+  readonly plan: Plan;
+}
+
+/** Bytes of the block through which weights are loaded and adapters saved. */
+export const TRANSFER_BYTES = 4 << 20;
+
+/** What programs are built from, under given save points. */
+export function modelParts(spec: RunSpec, savePoints: SavePoints): ModelParts {
+  const { config, dims, backend } = spec;
+  const type = activationType(spec.precision);
+  const positions = Math.max(dims.tokensPerMicroBatch, dims.contextTokens);
+  const weights = layoutWeights(config, spec.dtypeOf, positions);
+  const adapters = layoutAdapters(config, spec.targets, type);
+  return { config, weights, adapters, type, dims, savePoints, backend };
+}
+
+/**
+ * Plans a run under given save points: one policy for all layers, or one each.
+ *
+ * @param about What to predict times from, and the budget.
+ */
+export function planRun(
+  spec: RunSpec,
+  points: SavePolicy | SavePoints,
+  about: Pick<PlanInput, "timing" | "budget"> = {},
+): RunPlan {
+  const savePoints = typeof points === "string" ? uniform(points, spec.config.layers) : points;
+  const parts = modelParts(spec, savePoints);
+  const { weights, adapters } = parts;
+  const set = buildPrograms(parts, spec.programs);
+  const host = (name: string, like: Value) =>
+    makeValue(name, like.dtype, like.shape, { memory: "staging" });
+  const staging: Staging = {
+    batches: [host("staging.batch0", set.batch.block), host("staging.batch1", set.batch.block)],
+    generation: set.generation === null ? null : host("staging.generation", set.generation.block),
+    token: makeValue("staging.token", "i32", [1], { memory: "staging" }),
+    control: host("staging.control", adapters.control),
+    metrics: host("staging.metrics", adapters.metrics),
+    transfer: makeValue("staging.transfer", "f32", [TRANSFER_BYTES / 4], { memory: "staging" }),
+  };
+  const blocks = [
+    ...staging.batches,
+    staging.generation,
+    staging.token,
+    staging.control,
+    staging.metrics,
+  ];
+  const resident = [...weights.values, ...adapters.values, ...blocks, staging.transfer];
+  const plan = makePlan({
+    programs: set.programs,
+    resident: resident.filter((value) => value !== null),
+    ...about,
+  });
+  return { spec, savePoints, weights, adapters, set, staging, plan };
+}

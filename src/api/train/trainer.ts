@@ -1,0 +1,307 @@
+/** The trainer: a base model, adapters and data on one device, planned to the byte before the first step. */
+import { LoramemError } from "../../ffi/error.ts";
+import type { ChatMessage, ChatTemplate } from "../data/chat_template.ts";
+import type { Document } from "../data/conversation.ts";
+import type { Dataset } from "../data/dataset.ts";
+import { shuffledOrder } from "../data/order.ts";
+import type { Tokenizer } from "../data/tokenizer.ts";
+import { generateTokens } from "../generate/generate.ts";
+import { writeAdapter } from "../io/adapter.ts";
+import type { Device } from "../memory/mod.ts";
+import { linearModules } from "../nn/config_tensors.ts";
+import { compressTargets, type LoraConfig } from "../nn/lora_config.ts";
+import type { Plan } from "../plan/plan.ts";
+import { describePoints } from "../plan/save_points.ts";
+import { exportAdapters } from "./adapter_state.ts";
+import type { ResolvedOptions, TrainOptions } from "./options.ts";
+import { learningRateAt } from "./schedule.ts";
+import type { Session } from "./session.ts";
+
+/** What one optimizer step did. */
+export interface StepInfo {
+  /** Counted from 1. */
+  readonly step: number;
+  /** Counted from 1. */
+  readonly epoch: number;
+  /** Mean loss of the step's labelled tokens before the update, in nats. */
+  readonly loss: number;
+  readonly learningRate: number;
+  /** L2 norm of the gradient before clipping. */
+  readonly gradNorm: number;
+  /** Tokens of the step's documents. */
+  readonly tokens: number;
+  /** Wall-clock seconds of the step. */
+  readonly seconds: number;
+  readonly tokensPerSecond: number;
+}
+
+/** Everything that `open` puts together. */
+export interface OpenedRun {
+  readonly options: ResolvedOptions;
+  readonly lora: LoraConfig;
+  readonly device: Device;
+  readonly session: Session;
+  readonly tokenizer: Tokenizer;
+  readonly template: ChatTemplate;
+  readonly data: Dataset;
+  readonly evalData: Dataset | null;
+}
+
+/**
+ * Fine-tunes a language model with LoRA (Hu et al. 2021, arXiv:2106.09685).
+ *
+ * @example Usage
+ * ```ts
+ * import { LoraTrainer } from "./mod.ts";
+ * await using trainer = await LoraTrainer.open({
+ *   model: "examples/demo/model",
+ *   data: "examples/demo/train.jsonl",
+ *   learningRate: 2e-3,
+ *   maxSteps: 2,
+ * });
+ * console.log(String(trainer.plan)); // every byte, before the first step
+ * for await (const step of trainer.steps()) console.log(step.step, step.loss);
+ * console.log(await trainer.generate("Define: love", { maxTokens: 8 }));
+ * ```
+ */
+export class LoraTrainer {
+  readonly #run: OpenedRun;
+  readonly #batches: { epoch: number; documents: readonly Document[] }[] = [];
+  #epoch = 0;
+  #busy = false;
+  #disposed = false;
+
+  private constructor(run: OpenedRun) {
+    this.#run = run;
+  }
+
+  /**
+   * Reads model and data, plans and reserves the memory, loads the weights.
+   *
+   * @param options Everything but `model` and `data` has a default.
+   * @returns A trainer to be disposed with `await using`.
+   * @throws {LoramemError} BAD_ARGUMENT, BAD_CONFIG, BAD_DATA, BAD_FILE, UNSUPPORTED naming what to mend; OUT_OF_MEMORY
+   * if the plan does not fit the budget, naming the one that would work. Nothing stays reserved.
+   */
+  static async open(options: TrainOptions): Promise<LoraTrainer> {
+    const { openRun } = await import("./open_run.ts"); // brings in zod
+    return new LoraTrainer(await openRun(options));
+  }
+
+  /** The memory plan. `String(plan)` is a table. */
+  get plan(): Plan {
+    return this.#run.session.run.plan;
+  }
+
+  /** Options with defaults filled in. */
+  get options(): ResolvedOptions {
+    return this.#run.options;
+  }
+
+  /** The device that the run is on. */
+  get device(): Device {
+    return this.#run.device;
+  }
+
+  /** The save points that were chosen, such as `"keep"` or `"20 keep + 12 checkpoint"`. */
+  get savePoints(): string {
+    return describePoints(this.#run.session.run.savePoints);
+  }
+
+  /** Tokens that are computed at once. */
+  get tokensPerMicroBatch(): number {
+    return this.#run.session.run.spec.dims.tokensPerMicroBatch;
+  }
+
+  /** Parameters that are trained. */
+  get parameters(): number {
+    return this.#run.session.run.adapters.parameters;
+  }
+
+  /** Optimizer steps in one pass over the data. */
+  get stepsPerEpoch(): number {
+    const { batchSize, dropLast } = this.options;
+    const batches = this.#run.data.documents.length / batchSize;
+    return dropLast ? Math.floor(batches) : Math.ceil(batches);
+  }
+
+  /** Optimizer steps of the whole run. */
+  get totalSteps(): number {
+    const all = this.stepsPerEpoch * this.options.epochs;
+    return Math.min(all, this.options.maxSteps ?? all);
+  }
+
+  /** Optimizer steps done. */
+  get stepsDone(): number {
+    return this.#run.session.steps;
+  }
+
+  /**
+   * Trains, one optimizer step per iteration. Leaving the loop stops at a step boundary; the next call goes on there.
+   *
+   * @param options `signal` stops after the current step.
+   * @returns What each step did.
+   * @throws {LoramemError} DEVICE if the loss or the gradient is not finite.
+   */
+  async *steps(
+    options: { readonly signal?: AbortSignal } = {},
+  ): AsyncGenerator<StepInfo, void, void> {
+    while (this.stepsDone < this.totalSteps && !options.signal?.aborted) {
+      yield await this.#exclusive("steps", () => this.#step());
+    }
+  }
+
+  /**
+   * Mean loss per labelled token over the evaluation data, in nats.
+   *
+   * @throws {LoramemError} BAD_ARGUMENT if the run has no evaluation data.
+   */
+  async evaluate(): Promise<number> {
+    const { evalData, session } = this.#run;
+    if (evalData === null) {
+      const message = "evaluate: the run has no evaluation data: give evalData when opening it";
+      throw new LoramemError("BAD_ARGUMENT", message, { name: "evalData" });
+    }
+    return await this.#exclusive("evaluate", () => session.evaluate(evalData.documents));
+  }
+
+  /**
+   * The most likely answer to a prompt (greedy decoding).
+   *
+   * @param prompt A user message, or a whole conversation.
+   * @param options `maxTokens` of the answer, at most the planned `answerTokens`, which is the default.
+   * @returns The answer as text, without control tokens.
+   * @throws {LoramemError} OVER_PLAN if prompt and answer are longer than planned.
+   */
+  async generate(
+    prompt: string | readonly ChatMessage[],
+    options: { readonly maxTokens?: number; readonly signal?: AbortSignal } = {},
+  ): Promise<string> {
+    const { session, tokenizer, template } = this.#run;
+    const maxTokens = options.maxTokens ?? this.options.answerTokens;
+    if (!Number.isSafeInteger(maxTokens) || maxTokens < 1) {
+      const message = `generate: maxTokens is not a positive integer: ${maxTokens}: give one`;
+      throw new LoramemError("BAD_ARGUMENT", message, { name: "maxTokens", value: maxTokens });
+    }
+    const { generation } = session.run.set;
+    const { staging, spec } = session.run;
+    if (generation === null || staging.generation === null) {
+      const message =
+        "generate: the plan has no generation: promptTokens is 0: open the run with promptTokens";
+      throw new LoramemError("OVER_PLAN", message, { planned: 0 });
+    }
+    const { encodePrompt } = await import("../data/conversation.ts");
+    const messages = typeof prompt === "string" ? [{ role: "user", content: prompt }] : prompt;
+    const ids = encodePrompt(messages, { tokenizer, template });
+    const io = {
+      executor: session.executor,
+      block: generation,
+      hostBlock: staging.generation,
+      hostToken: staging.token,
+      contextTokens: spec.dims.contextTokens,
+    };
+    const limits = { maxTokens, stopIds: new Set(tokenizer.eosTokenIds), signal: options.signal };
+    const answer = await this.#exclusive("generate", () => generateTokens(io, ids, limits));
+    return tokenizer.decode(answer, { skipSpecialTokens: true });
+  }
+
+  /**
+   * Writes the adapter as PEFT reads it (`adapter_config.json`, `adapter_model.safetensors`). The folder is replaced as a
+   * whole once everything is written and read back.
+   *
+   * @param dir Folder of the adapter.
+   * @throws {LoramemError} IO if it cannot be written; what was there before is untouched.
+   */
+  async save(dir: string): Promise<void> {
+    const { session, lora, options } = this.#run;
+    const tensors = await this.#exclusive("save", () =>
+      exportAdapters(session.executor, session.run),
+    );
+    const { config, targets } = session.run.spec;
+    await writeAdapter(dir, {
+      config: {
+        baseModel: options.model,
+        rank: lora.rank,
+        alpha: lora.alpha,
+        targetModules: compressTargets(targets, linearModules(config)),
+        ...(lora.rankPattern === undefined ? {} : { rankPattern: lora.rankPattern }),
+        ...(lora.alphaPattern === undefined ? {} : { alphaPattern: lora.alphaPattern }),
+        ...(lora.useRslora === true ? { useRslora: true } : {}),
+      },
+      tensors,
+    });
+  }
+
+  /** Waits for the device and gives everything back; twice is fine. */
+  async [Symbol.asyncDispose](): Promise<void> {
+    if (this.#disposed) return;
+    this.#disposed = true;
+    await this.#run.session.dispose();
+    await this.#run.device[Symbol.asyncDispose]();
+  }
+
+  async #step(): Promise<StepInfo> {
+    const { options, session } = this.#run;
+    if (this.#batches.length === 0) this.#queueEpoch();
+    const { epoch, documents } = this.#batches.shift() as {
+      epoch: number;
+      documents: readonly Document[];
+    };
+    const learningRate = learningRateAt(session.steps, { ...options, totalSteps: this.totalSteps });
+    const started = performance.now();
+    const { loss, gradNorm } = await session.trainStep(documents, { ...options, learningRate });
+    const seconds = (performance.now() - started) / 1000;
+    if (!Number.isFinite(loss) || !Number.isFinite(gradNorm)) {
+      const message =
+        `steps: the run diverged at step ${session.steps}: loss ${loss}, gradient norm ${gradNorm}: ` +
+        "lower learningRate, or check the data";
+      throw new LoramemError("DEVICE", message);
+    }
+    const tokens = documents.reduce((sum, document) => sum + document.ids.length, 0);
+    const tokensPerSecond = tokens / seconds;
+    return {
+      step: session.steps,
+      epoch,
+      loss,
+      learningRate,
+      gradNorm,
+      tokens,
+      seconds,
+      tokensPerSecond,
+    };
+  }
+
+  /** Cuts the next epoch into batches. */
+  #queueEpoch(): void {
+    const { options, data } = this.#run;
+    const { documents } = data;
+    const order = shuffledOrder(documents.length, options.seed, this.#epoch);
+    this.#epoch++;
+    for (let batch = 0; batch < this.stepsPerEpoch; batch++) {
+      const picked = order.subarray(batch * options.batchSize, (batch + 1) * options.batchSize);
+      this.#batches.push({
+        epoch: this.#epoch,
+        documents: Array.from(picked, (index) => documents[index] as Document),
+      });
+    }
+  }
+
+  /** One thing at a time: they share the device's activations. */
+  async #exclusive<T>(what: string, work: () => Promise<T>): Promise<T> {
+    if (this.#disposed) {
+      throw new LoramemError("DISPOSED", `${what}: the trainer was disposed: open a new one`, {
+        label: "LoraTrainer",
+      });
+    }
+    if (this.#busy) {
+      const message = `${what}: the trainer is busy: await the step, evaluation, answer or save under way`;
+      throw new LoramemError("BAD_ARGUMENT", message, { name: what });
+    }
+    this.#busy = true;
+    try {
+      return await work();
+    } finally {
+      this.#busy = false;
+    }
+  }
+}

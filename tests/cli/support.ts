@@ -1,0 +1,71 @@
+/** Runs the command line in a child process of the runtime that runs the test. */
+import { spawn } from "node:child_process";
+import { cp, mkdtemp, readFile, rm, writeFile } from "node:fs/promises";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import process from "node:process";
+import { fileURLToPath } from "node:url";
+
+export const ROOT = fileURLToPath(new URL("../../", import.meta.url));
+export const DEMO = join(ROOT, "examples/demo");
+
+export interface Result {
+  readonly code: number | null;
+  readonly stdout: string;
+  readonly stderr: string;
+}
+
+export interface RunOptions {
+  readonly env?: Readonly<Record<string, string>>;
+  /** Called with everything printed so far; may send signals. */
+  readonly onOutput?: (text: string, kill: (signal: "SIGINT" | "SIGTERM") => void) => void;
+}
+
+/** Runs `script` of the repository with `args`. */
+export function run(
+  script: string,
+  args: readonly string[],
+  options: RunOptions = {},
+): Promise<Result> {
+  const prefix = "Bun" in globalThis ? ["run"] : ["run", "-A", "--no-check"];
+  return new Promise((resolve, reject) => {
+    const child = spawn(process.execPath, [...prefix, join(ROOT, script), ...args], {
+      cwd: ROOT,
+      env: { ...process.env, NO_COLOR: "1", ...options.env },
+    });
+    let [stdout, stderr] = ["", ""];
+    child.stdout.on("data", (chunk) => {
+      stdout += chunk;
+      // Not child.kill: Deno then reports the signal that was sent, not how the child ended.
+      options.onOutput?.(stdout, (signal) => process.kill(child.pid as number, signal));
+    });
+    child.stderr.on("data", (chunk) => {
+      stderr += chunk;
+    });
+    child.on("error", reject);
+    child.on("close", (code) => resolve({ code, stdout, stderr }));
+  });
+}
+
+/** A temporary folder that goes away with the scope. */
+export async function temporary(): Promise<{ readonly path: string } & AsyncDisposable> {
+  const path = await mkdtemp(join(tmpdir(), "loramem-"));
+  return { path, [Symbol.asyncDispose]: () => rm(path, { recursive: true, force: true }) };
+}
+
+/** A copy of the demo model, to be damaged. */
+export async function copyModel(to: string): Promise<string> {
+  const model = join(to, "model");
+  await cp(join(DEMO, "model"), model, { recursive: true });
+  return model;
+}
+
+/** Changes a JSON file. */
+export async function editJson(
+  file: string,
+  change: (json: Record<string, unknown>) => void,
+): Promise<void> {
+  const json = JSON.parse(await readFile(file, "utf8"));
+  change(json);
+  await writeFile(file, JSON.stringify(json));
+}

@@ -1,0 +1,126 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import { findProfile } from "../../src/api/plan/profiles.ts";
+import { describePoints } from "../../src/api/plan/save_points.ts";
+import { fullLoad } from "../../src/api/plan/time.ts";
+import { type FitOptions, FitSearch, largestTokens } from "../../src/api/train/fit_run.ts";
+import type { RunSpec } from "../../src/api/train/run_plan.ts";
+import { LoramemError } from "../../src/ffi/error.ts";
+import { MODELS, specOf } from "./models.ts";
+
+const GIB = 2 ** 30;
+
+function searchOf(spec: RunSpec, options: Partial<FitOptions> = {}): FitSearch {
+  const profile = findProfile("h200");
+  assert.ok(profile !== null);
+  const step = fullLoad(spec.dims.tokensPerMicroBatch);
+  const choices = { savePoints: null, lossChunkTokens: null };
+  return new FitSearch(spec, { ...choices, profile, step, ...options });
+}
+
+const refuses =
+  (...texts: RegExp[]) =>
+  (error: unknown) =>
+    error instanceof LoramemError &&
+    error.code === "OUT_OF_MEMORY" &&
+    texts.every((text) => text.test(error.message));
+
+test("FitSearch estimates bytes and seconds of every mix exactly", () => {
+  for (const name of Object.keys(MODELS) as (keyof typeof MODELS)[]) {
+    const search = searchOf(specOf(name, { tokensPerMicroBatch: 1536 }));
+    const { candidates } = search;
+    // Every 97th of some thousand mixes, and the whole range of the small model.
+    const stride = name === "four layers" ? 1 : 1 + Math.floor(candidates.length / 12);
+    for (let index = 0; index < candidates.length; index += stride) {
+      const candidate = candidates[index];
+      assert.ok(candidate !== undefined);
+      const planned = search.plan(candidate).plan;
+      const where = `${name} ${describePoints(candidate.savePoints)} ${candidate.lossChunkTokens}`;
+      assert.equal(planned.deviceBytes, candidate.deviceBytes, where);
+      assert.ok(Math.abs((planned.forecast?.seconds ?? 0) / candidate.seconds - 1) < 1e-9, where);
+      for (const { bytes, lowerBound } of planned.programs.values())
+        assert.equal(bytes, lowerBound, where);
+    }
+  }
+});
+
+test("FitSearch.fit() takes the fastest combination that fits, to the byte", () => {
+  const search = searchOf(specOf("Llama-3.1-8B"));
+  const front = search.frontier();
+  assert.ok(front.length > 100);
+  for (const index of [0, 1, Math.floor(front.length / 2), front.length - 1]) {
+    const candidate = front[index];
+    assert.ok(candidate !== undefined);
+    const { plan, savePoints } = search.fit(candidate.deviceBytes);
+    assert.equal(plan.deviceBytes, candidate.deviceBytes);
+    assert.deepEqual(savePoints, candidate.savePoints);
+    if (index === 0) continue;
+    const tighter = search.fit(candidate.deviceBytes - 1);
+    assert.ok((tighter.plan.forecast?.seconds ?? 0) >= candidate.seconds);
+    assert.ok(tighter.plan.deviceBytes < candidate.deviceBytes);
+  }
+  assert.equal(describePoints(search.fit(1000 * GIB).savePoints), "keep");
+});
+
+test("FitSearch.fit() plans Llama-3.1-8B at 24, 20 and 18 GiB and refuses 16 and 8 with what helps", () => {
+  const search = searchOf(specOf("Llama-3.1-8B", { tokensPerMicroBatch: 4096 }));
+  for (const budget of [24, 20, 18]) {
+    assert.ok(search.fit(budget * GIB).plan.deviceBytes <= budget * GIB);
+  }
+  const smallest = search.smallest.deviceBytes;
+  assert.throws(
+    () => search.fit(16 * GIB),
+    refuses(
+      /16\.00 GiB given/,
+      new RegExp(`${smallest} bytes`),
+      /weights 14\.96 GiB, trainable 720\.00 MiB, activations/,
+      /set tokensPerMicroBatch to \d+ or less/,
+    ),
+  );
+  assert.throws(
+    () => search.fit(8 * GIB),
+    refuses(/8\.00 GiB given/, /the weights alone do not fit/, /a smaller model/),
+  );
+  assert.throws(
+    () => search.fit(15.2 * GIB),
+    refuses(/weights and adapters alone do not fit/, /lower the LoRA rank/),
+  );
+  assert.ok(search.fit(smallest).plan.deviceBytes === smallest);
+});
+
+test("FitSearch keeps to save points and a loss chunk that were asked for", () => {
+  const spec = specOf("Qwen2.5-0.5B");
+  const savePoints = Array.from({ length: 24 }, () => "dropMlp" as const);
+  const search = searchOf(spec, { savePoints, lossChunkTokens: 192 });
+  assert.equal(search.candidates.length, 1);
+  const { plan, spec: planned } = search.fit(100 * GIB);
+  assert.equal(planned.dims.lossChunkTokens, 192);
+  assert.throws(
+    () => search.fit(plan.deviceBytes - 1),
+    refuses(/set savePoints to "auto"/, /set lossChunkTokens to "auto"/),
+  );
+});
+
+test("FitSearch never changes what a step computes on", () => {
+  const spec = specOf("Llama-3.2-1B");
+  const search = searchOf(spec);
+  for (const candidate of [search.smallest, search.candidates[0]]) {
+    assert.ok(candidate !== undefined);
+    const { lossChunkTokens: _, ...dims } = search.plan(candidate).spec.dims;
+    const { lossChunkTokens: __, ...asked } = spec.dims;
+    assert.deepEqual(dims, asked);
+  }
+});
+
+test("largestTokens() is the most that fits", () => {
+  const spec = specOf("Llama-3.2-1B");
+  const { options } = searchOf(spec);
+  const budget = 6 * GIB;
+  const tokens = largestTokens(spec, options, budget, 131_072);
+  assert.ok(tokens !== null && tokens % 64 === 0);
+  const bytes = (tokensPerMicroBatch: number) =>
+    searchOf(specOf("Llama-3.2-1B", { tokensPerMicroBatch })).smallest.deviceBytes;
+  assert.ok(bytes(tokens) <= budget);
+  assert.ok(bytes(tokens + 64) > budget);
+  assert.equal(largestTokens(spec, options, GIB, 131_072), null);
+});

@@ -1,0 +1,96 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import type { Value } from "../../src/api/graph/value.ts";
+import { keptBytesOfLayer } from "../../src/api/plan/report.ts";
+import { SAVE_POLICIES } from "../../src/api/plan/save_points.ts";
+import { type PlacedValues, verifyProgram } from "../../src/api/plan/verify.ts";
+import { DIMS, MODELS, planModel } from "./models.ts";
+import { shrunkSlots } from "./shrunk_slots.ts";
+
+test("makePlan() of Llama-3.1-8B keeps about 95 and 8 KB per token and layer", () => {
+  const perToken = (policy: "keep" | "checkpoint") => {
+    const bytes = keptBytesOfLayer(planModel("Llama-3.1-8B", policy).plan, 5) ?? 0;
+    return bytes / DIMS.tokensPerMicroBatch / 1000;
+  };
+  assert.ok(Math.abs(perToken("keep") - 95) < 2, String(perToken("keep")));
+  assert.ok(Math.abs(perToken("checkpoint") - 8.2) < 0.2, String(perToken("checkpoint")));
+});
+
+test("makePlan() lists at most 40 native calls per layer and step", () => {
+  for (const policy of SAVE_POLICIES) {
+    const { program } = planModel("Llama-3.1-8B", policy).plan.programs.get("train") ?? {};
+    for (let layer = 0; layer < 32; layer++) {
+      const calls = program?.ops.filter((op) => op.layer === layer).length ?? 0;
+      assert.ok(calls > 20 && calls <= 40, `${policy}, layer ${layer}: ${calls} calls`);
+    }
+  }
+});
+
+test("makePlan() meets the lower bound on every program of real models", () => {
+  for (const name of Object.keys(MODELS) as (keyof typeof MODELS)[]) {
+    for (const policy of SAVE_POLICIES) {
+      for (const planned of planModel(name, policy).plan.programs.values()) {
+        assert.equal(
+          planned.bytes,
+          planned.lowerBound,
+          `${name} ${policy} ${planned.program.name}`,
+        );
+      }
+    }
+  }
+});
+
+test("makePlan() gives what several programs carry one address", () => {
+  const { plan, set } = planModel("Qwen2.5-0.5B", "keep");
+  for (const name of ["prefill", "decode"] as const) {
+    for (const planned of plan.programs.get(name)?.buffers ?? []) {
+      const [tenant] = planned.tenants;
+      if (tenant?.value !== set.generation?.block) continue;
+      assert.equal(plan.slot(tenant?.value as Value).offset, 0);
+    }
+  }
+  assert.equal(plan.slot(set.batch.block).offset, 0);
+});
+
+test("verifyProgram() refuses every slot that is 256 bytes too small", () => {
+  const { plan } = planModel("Qwen2.5-0.5B", "checkpoint");
+  const { checked, accepted } = shrunkSlots(plan);
+  assert.ok(checked > 1000, `${checked} slots`);
+  assert.deepEqual(accepted, []);
+});
+
+test("verifyProgram() finds a value whose memory is taken while it is needed", () => {
+  const { plan } = planModel("Qwen2.5-0.5B", "keep");
+  const { program, buffers } = plan.programs.get("train") ?? {};
+  assert.ok(program !== undefined && buffers !== undefined);
+  // The gate|up of layer 0 lives from forward to backward; put a short-lived value of layer 1 over it.
+  const kept = buffers.find(({ tenants }) => tenants.some(({ value }) => value.role === "gateUp"));
+  const guest = buffers.find(
+    ({ tenants }) => tenants[0]?.value.name === "mlp" && tenants[0].value.layer === 1,
+  );
+  const [victim, intruder] = [kept?.tenants[0]?.value, guest?.tenants[0]?.value];
+  assert.ok(victim !== undefined && intruder !== undefined);
+  const faulty: PlacedValues = {
+    classes: plan.classes,
+    resident: plan.resident,
+    slot: (value) =>
+      value === intruder
+        ? { ...plan.slot(value), offset: plan.slot(victim).offset }
+        : plan.slot(value),
+  };
+  assert.throws(() => verifyProgram(program, faulty), /overwritten before its last use/);
+});
+
+test("String(plan) names classes, programs and the peak", () => {
+  const text = String(planModel("Qwen2.5-0.5B", "keep").plan);
+  for (const part of [
+    "weights",
+    "trainable",
+    "activations",
+    "staging",
+    "Peak: train",
+    "0.000 % over",
+  ]) {
+    assert.ok(text.includes(part), part);
+  }
+});

@@ -1,0 +1,175 @@
+/** "Planned equals observed": proof (a) to (d) of ARCHITECTURE.md section 2 for 24 configurations. */
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import type { Precision } from "../../src/api/amp/precision.ts";
+import type { Document } from "../../src/api/data/conversation.ts";
+import type { ProgramName } from "../../src/api/graph/program.ts";
+import { aligned, type Value } from "../../src/api/graph/value.ts";
+import { findProfile } from "../../src/api/plan/profiles.ts";
+import { describePoints, parsePoints, type SavePoints } from "../../src/api/plan/save_points.ts";
+import { fullLoad } from "../../src/api/plan/time.ts";
+import { exportAdapters } from "../../src/api/train/adapter_state.ts";
+import { FitSearch } from "../../src/api/train/fit_run.ts";
+import type { Session } from "../../src/api/train/session.ts";
+import { shrunkSlots } from "../plan/shrunk_slots.ts";
+import { shadowRun } from "./shadow.ts";
+import { type Golden, openGolden, planGolden, readGolden } from "./support.ts";
+
+/** Golden case, precision, loss chunk (a divisor of the 78 labels), and save points or the share of the way from the
+ * leanest to the fastest plan that the budget allows. Golden models have two layers. */
+const CONFIGURATIONS: readonly (readonly [string, Precision, number, string | number])[] = [
+  ["llama", "fp32", 39, "keep"],
+  ["llama", "fp32", 39, "dropMlp"],
+  ["llama", "fp32", 39, "checkpoint"],
+  ["llama", "fp32", 26, "1 keep + 1 checkpoint"],
+  ["llama", "fp32", 13, "1 keep + 1 dropMlp"],
+  ["llama", "fp32", 78, "1 dropMlp + 1 checkpoint"],
+  ["llama", "bf16", 39, "keep"],
+  ["llama", "bf16", 26, "dropMlp"],
+  ["llama", "bf16", 78, "checkpoint"],
+  ["llama", "fp32", 26, 0],
+  ["llama", "bf16", 39, 0.5],
+  ["llama", "fp32", 13, 0.8],
+  ["qwen2", "fp32", 39, "keep"],
+  ["qwen2", "fp32", 39, "dropMlp"],
+  ["qwen2", "fp32", 39, "checkpoint"],
+  ["qwen2", "bf16", 13, "1 keep + 1 dropMlp"],
+  ["qwen2", "bf16", 78, "1 dropMlp + 1 checkpoint"],
+  ["qwen2", "fp32", 26, 0.3],
+  ["qwen2", "bf16", 39, 0.6],
+  ["llama3-rope-tied", "bf16", 39, "keep"],
+  ["llama3-rope-tied", "bf16", 26, "1 keep + 1 checkpoint"],
+  ["llama+qv-only", "fp32", 39, "dropMlp"],
+  ["llama+rank-pattern", "fp32", 39, "1 keep + 1 checkpoint"],
+  ["llama+rank-pattern", "bf16", 26, "checkpoint"],
+];
+
+/** Documents that fill a micro-batch to the last token, with every label that is possible. */
+function fullDocuments(documents: readonly Document[]): Document[] {
+  return documents.map(({ ids, where }) => ({
+    ids,
+    labelled: new Uint8Array(ids.length).fill(1).fill(0, 0, 1),
+    where,
+  }));
+}
+
+/** The save points of a configuration. */
+async function pointsOf(
+  golden: Golden,
+  precision: Precision,
+  lossChunkTokens: number,
+  wanted: string | number,
+): Promise<SavePoints> {
+  const { spec } = await planGolden(golden, { precision, dims: { lossChunkTokens } });
+  if (typeof wanted === "string") return parsePoints(wanted, spec.config.layers);
+  const profile = findProfile("cpu");
+  assert.ok(profile !== null);
+  const step = fullLoad(spec.dims.tokensPerMicroBatch);
+  const search = new FitSearch(spec, { savePoints: null, lossChunkTokens, profile, step });
+  const front = search.frontier();
+  const [low, high] = [front[0]?.deviceBytes ?? 0, front.at(-1)?.deviceBytes ?? 0];
+  return search.fit(low + wanted * (high - low)).savePoints;
+}
+
+/** Memory of the device and of the process, as counted by the library. */
+function counters(session: Session): Readonly<Record<string, number>> {
+  const { kernelLaunches: _, ...memory } = session.executor.device.stats();
+  return memory;
+}
+
+/** Proof (a): every op touches declared memory only, and the highest byte touched is the planned peak. */
+async function proveTouched(session: Session, documents: readonly Document[]): Promise<void> {
+  const [batch] = session.pack(documents);
+  assert.ok(batch !== undefined);
+  // An ordinary run gives the bits to compare with.
+  const labelled = await session.accumulate(documents);
+  const expected = await exportAdapters(session.executor, session.run, "gradient");
+  session.executor.clear(session.run.adapters.gradient);
+  const programs: ProgramName[] = [
+    "train",
+    "optimizer",
+    "evaluate",
+    "evaluateBase",
+    "logits",
+    "logitsBase",
+  ];
+  let highest = 0;
+  for (const program of programs) {
+    await session.stage(batch, 1 / labelled);
+    const report = await shadowRun(session, program, session.headChunks(batch));
+    highest = Math.max(highest, report.highest);
+    const planned = session.executor.plan.programs.get(program);
+    assert.ok(planned !== undefined && report.ops > 0);
+    assert.ok(aligned(report.highest) <= planned.bytes, program);
+    assert.equal(planned.bytes, planned.lowerBound, program);
+    if (program !== "train") continue;
+    assert.deepEqual(await exportAdapters(session.executor, session.run, "gradient"), expected);
+    assert.equal(aligned(report.highest), planned.bytes, "highest byte touched by training");
+    // Every activation is used to its last granule: no slot could be 256 bytes smaller.
+    for (const { tenants } of planned.buffers) {
+      const values = tenants
+        .map(({ value }): Value => value)
+        .filter((value) => report.writable.has(value));
+      if (values.length === 0) continue;
+      assert.ok(
+        values.some((value) => report.full.has(value)),
+        values[0]?.name ?? "",
+      );
+    }
+  }
+  assert.equal(aligned(highest), session.executor.plan.classes.activations);
+}
+
+for (const [name, precision, lossChunkTokens, wanted] of CONFIGURATIONS) {
+  const what = typeof wanted === "string" ? wanted : `budget ${wanted}`;
+  test(`Executor keeps to its plan: ${name}, ${precision}, loss chunk ${lossChunkTokens}, ${what}`, async () => {
+    const golden = await readGolden(name);
+    const policy = await pointsOf(golden, precision, lossChunkTokens, wanted);
+    const documents = fullDocuments(golden.batches[0] ?? []);
+    await using session = await openGolden(golden, {
+      policy,
+      precision,
+      dims: { lossChunkTokens },
+    });
+    const { plan } = session.executor;
+    await proveTouched(session, documents);
+    // (b) and (d): nothing moves from the first step to the last.
+    const step = async (index: number) => {
+      const batch = golden.batches[index % golden.batches.length] ?? [];
+      await session.trainStep(batch, golden.settings);
+      await session.evaluate(batch);
+    };
+    await step(0);
+    const before = counters(session);
+    for (let index = 1; index < 8; index++) await step(index);
+    assert.deepEqual(counters(session), before);
+    assert.ok((before.reserved ?? 0) - plan.deviceBytes < 3 * 4096, "the plan, rounded to pages");
+    // (c): no slot may be 256 bytes smaller.
+    const { checked, accepted } = shrunkSlots(plan);
+    assert.ok(checked > 100, `${checked} slots`);
+    assert.deepEqual(accepted, [], describePoints(policy));
+  });
+}
+
+test("Executor takes no memory from the system and no heap after commit", async () => {
+  const golden = await readGolden("llama");
+  for (const mode of ["graph", "eager"] as const) {
+    await using session = await openGolden(golden, { mode });
+    const step = async (index: number) => {
+      const documents = golden.batches[index % golden.batches.length] ?? [];
+      await session.trainStep(documents, golden.settings);
+      await session.evaluate(documents);
+    };
+    await step(0);
+    const before = session.executor.device.stats();
+    const memory = counters(session);
+    for (let index = 1; index < 60; index++) await step(index);
+    assert.ok(session.executor.device.stats().kernelLaunches > before.kernelLaunches);
+    assert.deepEqual(counters(session), memory, mode);
+    const { plan } = session.executor;
+    assert.ok(
+      before.reserved - plan.deviceBytes < 3 * 4096,
+      "reservations are the plan, rounded to pages",
+    );
+  }
+});
