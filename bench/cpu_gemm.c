@@ -266,7 +266,7 @@ static void head(int32_t type, int32_t rows, int32_t width, int32_t vocab) {
   for (int i = 0; i < rows; i++) index[i] = i, ids[i] = i % vocab;
   const lm_batch_header batch = {rows, 1, rows, 1e-3f};
   const lm_linear_cross_entropy_args a = {sizeof a, type,  loss,  dx, logits, gathered, x,     w,     index,   ids, &batch,
-                                          rows,     width, vocab, 0,  rows,   width,    width, width, LM_BF16, 0};
+                                          rows,     width, vocab, 0,  rows,   width,    width, width, LM_BF16, 0,   NULL};
   show("linear_cross_entropy", run_linear_cross_entropy, &a, 4.0 * rows * width * vocab);
   free(x), free(dx), free(w), free(logits), free(gathered), free(loss), free(index), free(ids);
 }
@@ -288,8 +288,8 @@ static void rows_kernels(int32_t type, int32_t rows, int32_t width, int32_t inne
   const int64_t n = 1 << 20;
   float *p = fill(LM_F32, n), *m = fill(LM_F32, n), *v = fill(LM_F32, n), *g = fill(LM_F32, n);
   for (int64_t i = 0; i < n; i++) v[i] *= v[i];
-  const lm_optimizer_control c = {1e-3f, 0.9f, 0.999f, 1e-8f, 0, 1, 1, 1};
-  const lm_step_metrics metrics = {0, 0, 1, 0};
+  const lm_optimizer_control c = {.beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8};
+  const lm_step_metrics metrics = {.factor = 1, .decay = 1, .rate = 1e-3f, .root = 1};
   const lm_adamw_args a = {sizeof a, LM_F32, p, m, v, g, NULL, &c, &metrics, n, LM_F32, 0};
   show_bytes("adamw 1M", run_adamw, &a, 32.0 * (double)n);
   free(x), free(y), free(w), free(gu), free(h), free(dgu), free(p), free(m), free(v), free(g);

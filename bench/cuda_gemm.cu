@@ -208,7 +208,7 @@ int main(int argc, char **argv) {
   CUDA(cudaMemcpy(batch, &header, sizeof header, cudaMemcpyHostToDevice));
   for (const head &h : heads) {
     lm_linear_cross_entropy_args args = {sizeof args, LM_BF16, gradient, y, logits, s, x, w, labels, labels, batch, 1024, h.width, h.vocab,
-                                         0, 1024, h.width, h.width, h.width, LM_BF16, 0};
+                                         0, 1024, h.width, h.width, h.width, LM_BF16, 0, nullptr};
     args.gathered = a;
     const float ms = time_of([&] { return lm_cuda_linear_cross_entropy(&cuda, &args, 0); });
     args.dx = nullptr;

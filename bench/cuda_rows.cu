@@ -150,7 +150,8 @@ static void model(const shape &m, int32_t type) {
     lm_step_metrics *metrics = (lm_step_metrics *)p.take(sizeof *metrics);
     const lm_optimizer_control *control = (const lm_optimizer_control *)p.take(sizeof *control);
     double *partial = (double *)p.take((n + 65535) / 65536 * 8);
-    const lm_grad_norm_args a = {sizeof a, LM_F32, metrics, partial, (const float *)p.take(n * 4), control, n};
+    lm_optimizer_state *state = (lm_optimizer_state *)p.take(sizeof *state);
+    const lm_grad_norm_args a = {sizeof a, LM_F32, metrics, partial, state, nullptr, nullptr, (const float *)p.take(n * 4), control, n};
     return lm_grad_norm(ctx, &a, stream);
   });
   row(m.name, "adamw with 16-bit copy (34 B)", (uint64_t)n * 34, (uint64_t)n * 18, [&](place p) {

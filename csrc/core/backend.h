@@ -19,7 +19,7 @@ extern "C" {
 #endif
 
 /* Raised when lm_backend_api, lm_host or a kernel's argument struct changes; a plugin of another version is refused. */
-#define LM_BACKEND_VERSION 1u
+#define LM_BACKEND_VERSION 2u
 
 typedef struct lm_backend lm_backend;
 typedef struct lm_backend_stream lm_backend_stream;
@@ -91,6 +91,13 @@ typedef struct lm_backend_api {
   /* graph_launch: the graph stays alive until its launches have run. */
   int32_t (*graph_launch)(lm_backend *backend, lm_backend_graph *graph, lm_backend_stream *stream);
   void (*graph_destroy)(lm_backend *backend, lm_backend_graph *graph);
+
+  /* Managed memory, optional: NULL = the backend has none, and then all four are NULL. Reserve refuses more than is free on
+   * the device with LM_ERR_OUT_OF_MEMORY. Release is called when no stream uses the memory any more. */
+  void *(*managed_reserve)(lm_backend *backend, uint64_t bytes);
+  void (*managed_release)(lm_backend *backend, void *memory, uint64_t bytes);
+  int32_t (*managed_advise)(lm_backend *backend, void *memory, uint64_t bytes, int32_t advice);
+  int32_t (*managed_prefetch)(lm_backend *backend, lm_backend_stream *stream, void *memory, uint64_t bytes, int32_t to_host);
 } lm_backend_api;
 
 /* First member of every backend's own struct. */
@@ -101,25 +108,32 @@ struct lm_backend {
 /* lm_cpu_backend_open: the CPU backend.   threads  workers, 0 = one per available core */
 lm_backend *lm_cpu_backend_open(const lm_host *host, int32_t threads);
 
+/* lm_host_memory_available: bytes that the machine, or the cgroup if that is less, can still give. */
+uint64_t lm_host_memory_available(void);
+
 /* lm_backend_open_fn: type of the symbol "lm_backend_open" of a plugin. A plugin of another version returns NULL. */
 typedef lm_backend *(*lm_backend_open_fn)(uint32_t version, const lm_host *host, int32_t index, int32_t threads);
 
-#ifdef LORAMEM_SIM
-/* What a simulated device does on purpose. Counts start at 1; 0 = never. All of it belongs to one context. */
+/* The simulated device, for tests: libloramem_sim.so holds the two functions below, core finds them by name.
+ *
+ * What it does on purpose. Counts start at 1; 0 = never. All of it belongs to one context. */
 typedef struct lm_sim_options {
   uint64_t fail_at;      /* this call of the backend fails at once */
   uint64_t fault_at;     /* this kernel, copy or fill fails later, on its stream */
   uint64_t heap_fail_at; /* this heap allocation of the library returns NULL */
+  uint64_t pinned_limit; /* bytes that can be page-locked; 0 = no limit */
+  uint64_t driver_delay; /* microseconds that taking and giving back memory last */
   uint32_t delay_count;
   uint32_t delays[16]; /* microseconds before each operation, by order of stream creation; streams beyond it: none */
 } lm_sim_options;
 
 /* lm_sim_parse: "sim" or "sim:<name>=<value>,...", e.g. "sim:fail_at=7,delays=0/500". @return false if malformed */
-int lm_sim_parse(const char *device, lm_sim_options *options);
+LM_API int lm_sim_parse(const char *device, lm_sim_options *options);
+typedef int (*lm_sim_parse_fn)(const char *device, lm_sim_options *options);
 
 /* lm_sim_backend_wrap: owns inner from now on, also when it fails. */
-lm_backend *lm_sim_backend_wrap(const lm_host *host, lm_backend *inner, const lm_sim_options *options);
-#endif
+LM_API lm_backend *lm_sim_backend_wrap(const lm_host *host, lm_backend *inner, const lm_sim_options *options);
+typedef lm_backend *(*lm_sim_wrap_fn)(const lm_host *host, lm_backend *inner, const lm_sim_options *options);
 
 #ifdef __cplusplus
 }

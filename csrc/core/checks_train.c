@@ -106,6 +106,7 @@ int32_t lm_check_linear_cross_entropy(lm_ctx *ctx, const lm_linear_cross_entropy
   CHECK_POINTER(label_rows, 4);
   CHECK_POINTER(label_ids, 4);
   CHECK_POINTER(batch, 4);
+  CHECK_ALIGNED(scaler, 4);
   if (a->dx) {
     CHECK_PITCH(dx_pitch, a->rows, a->width);
     CHECK_ALIGNED(dx, bytes);
@@ -127,8 +128,11 @@ int32_t lm_check_grad_norm(lm_ctx *ctx, const lm_grad_norm_args *a) {
   CHECK_COUNT(n);
   CHECK_POINTER(metrics, 8);
   CHECK_POINTER(partial, 8);
+  CHECK_POINTER(state, 8);
+  CHECK_ALIGNED(scaler, 4);
+  CHECK_ALIGNED(found, 4);
   CHECK_POINTER(g, 4);
-  CHECK_POINTER(control, 4);
+  CHECK_POINTER(control, 8);
   return LM_OK;
 }
 
@@ -139,11 +143,48 @@ int32_t lm_check_adamw(lm_ctx *ctx, const lm_adamw_args *a) {
   CHECK_POINTER(m, 4);
   CHECK_POINTER(v, 4);
   CHECK_POINTER(g, 4);
-  CHECK_POINTER(control, 4);
+  CHECK_POINTER(control, 8);
   CHECK_POINTER(metrics, 8);
   if (a->copy) {
     CHECK_TYPE(copy_type);
     CHECK_ALIGNED(copy, lm_float_bytes(a->copy_type));
   }
+  return LM_OK;
+}
+
+int32_t lm_check_scaler_set(lm_ctx *ctx, const lm_scaler_set_args *a) {
+  static const char op[] = "lm_scaler_set";
+  CHECK_POINTER(scaler, 4);
+  CHECK_MIN(growth_tracker, 0);
+  CHECK_MIN(growth_interval, 1);
+  if (UNLIKELY(!(a->scale > 0) || !(a->growth_factor > 1) || !(a->backoff_factor > 0 && a->backoff_factor < 1)))
+    FAIL("%s: wanted scale > 0, growth_factor > 1 and backoff_factor in (0, 1): scale=%g growth_factor=%g backoff_factor=%g", op,
+         (double)a->scale, (double)a->growth_factor, (double)a->backoff_factor);
+  return LM_OK;
+}
+
+int32_t lm_check_scaler_scale(lm_ctx *ctx, const lm_scaler_scale_args *a) {
+  static const char op[] = "lm_scaler_scale";
+  CHECK_COUNT(n);
+  CHECK_POINTER(y, 4);
+  CHECK_POINTER(x, 4);
+  CHECK_POINTER(scaler, 4);
+  return LM_OK;
+}
+
+int32_t lm_check_scaler_unscale(lm_ctx *ctx, const lm_scaler_unscale_args *a) {
+  static const char op[] = "lm_scaler_unscale";
+  CHECK_COUNT(n);
+  CHECK_POINTER(g, 4);
+  CHECK_POINTER(found, 4);
+  CHECK_POINTER(scaler, 4);
+  return LM_OK;
+}
+
+int32_t lm_check_scaler_update(lm_ctx *ctx, const lm_scaler_update_args *a) {
+  static const char op[] = "lm_scaler_update";
+  CHECK_MIN(count, 1);
+  CHECK_POINTER(scaler, 4);
+  CHECK_POINTER(found, 4);
   return LM_OK;
 }

@@ -1,4 +1,5 @@
 /* context.c: opening and closing a device, its last error and its counters. */
+#define _GNU_SOURCE
 #include "core.h"
 
 #include <stdarg.h>
@@ -43,10 +44,7 @@ const char *lm_status_text(int32_t status) {
 static void *host_alloc(void *owner, uint64_t bytes) {
   lm_ctx *ctx = owner;
   uint64_t count = atomic_fetch_add_explicit(&ctx->heap_allocs, 1, memory_order_relaxed) + 1;
-  (void)count;
-#ifdef LORAMEM_SIM
   if (count == ctx->heap_fail_at) return NULL;
-#endif
   return calloc(1, bytes);
 }
 
@@ -76,6 +74,12 @@ bool lm_heap_grow(lm_ctx *ctx, void *array, uint32_t count, uint32_t *capacity, 
   return true;
 }
 
+void lm_set_label(char label[LM_LABEL_MAX], const char *text) {
+  size_t length = text ? strnlen(text, LM_LABEL_MAX - 1) : 0;
+  if (length) memcpy(label, text, length);
+  label[length] = 0;
+}
+
 static void copy_text(void *buf, uint64_t cap, const char *text) {
   if (!buf || !cap) return;
   uint64_t length = strlen(text);
@@ -87,6 +91,7 @@ static void copy_text(void *buf, uint64_t cap, const char *text) {
 static void ctx_free(lm_ctx *ctx) {
   if (ctx->backend) {
     lm_retired_sweep(ctx, true);
+    lm_debug_close(ctx);
     ctx->api->close(ctx->backend);
   }
   if (ctx->notifier) lm_notifier_close(ctx->notifier);
@@ -114,6 +119,7 @@ lm_ctx *lm_ctx_open(const char *device, int32_t threads, void *error, uint64_t c
   atomic_store(&ctx->refs, 1);
   pthread_mutex_init(&ctx->mutex, NULL);
   pthread_mutex_init(&ctx->error_mutex, NULL);
+  ctx->opened = lm_clock_ms();
   ctx->host = (lm_host){.owner = ctx, .fail = host_fail, .alloc = host_alloc, .release = lm_heap_release};
 
   int32_t status;
@@ -153,6 +159,30 @@ int32_t lm_last_error(lm_ctx *ctx, void *buf, uint64_t cap) {
 int32_t lm_ctx_info(lm_ctx *ctx, void *buf, uint64_t cap) {
   if (!ctx) return LM_ERR_ARGUMENT;
   return ctx->api->info(ctx->backend, buf, buf ? cap : 0);
+}
+
+int32_t lm_ctx_memory_stats(lm_ctx *ctx, int32_t memory_class, lm_memory_stats *stats) {
+  if (!ctx) return LM_ERR_ARGUMENT;
+  if (!stats || memory_class < 0 || memory_class >= LM_CLASS_COUNT) {
+    return lm_fail(ctx, LM_ERR_ARGUMENT, "lm_ctx_memory_stats: stats is NULL or no such class: memory_class=%d",
+                   memory_class);
+  }
+  lm_retired_sweep(ctx, false);
+  pthread_mutex_lock(&ctx->mutex);
+  *stats = ctx->classes[memory_class];
+  pthread_mutex_unlock(&ctx->mutex);
+  return LM_OK;
+}
+
+int32_t lm_ctx_reset_peaks(lm_ctx *ctx) {
+  if (!ctx) return LM_ERR_ARGUMENT;
+  lm_retired_sweep(ctx, false);
+  pthread_mutex_lock(&ctx->mutex);
+  ctx->stats.reserved_peak = ctx->stats.reserved;
+  ctx->stats.pinned_peak = ctx->stats.pinned;
+  for (int i = 0; i < LM_CLASS_COUNT; i++) ctx->classes[i].peak = ctx->classes[i].current;
+  pthread_mutex_unlock(&ctx->mutex);
+  return LM_OK;
 }
 
 int32_t lm_ctx_stats(lm_ctx *ctx, lm_stats *stats) {

@@ -15,18 +15,25 @@
 #include "backend.h"
 
 #define LM_ERROR_TEXT_MAX 2048
+#define LM_LABEL_MAX 32
+#define LM_PAGE UINT64_C(4096)
 
 typedef struct lm_notifier lm_notifier;
 typedef struct lm_retired lm_retired;
+typedef struct lm_debug lm_debug;
 
 /* Who owns a range of addresses that copies and fills may touch. */
-enum { LM_RANGE_RESERVED, LM_RANGE_POOL, LM_RANGE_PINNED };
+enum { LM_RANGE_RESERVED, LM_RANGE_POOL, LM_RANGE_PINNED, LM_RANGE_PAGEABLE, LM_RANGE_MANAGED };
+
+#define LM_CLASS_COUNT 4
 
 typedef struct lm_range {
   uint8_t *begin;
   uint64_t bytes;
   int32_t kind;
-  lm_pinned *pinned; /* of LM_RANGE_PINNED */
+  lm_pinned *pinned; /* of LM_RANGE_PINNED and LM_RANGE_PAGEABLE */
+  uint64_t since;    /* milliseconds on lm_clock_ms */
+  char label[LM_LABEL_MAX];
 } lm_range;
 
 struct lm_ctx {
@@ -42,12 +49,14 @@ struct lm_ctx {
   _Atomic uint64_t heap_allocs;
   _Atomic uint64_t kernel_launches;
   _Atomic int32_t recordings; /* streams that record a graph now */
-#ifdef LORAMEM_SIM
-  uint64_t heap_fail_at;
-#endif
+  _Atomic uint32_t streams; /* made so far: the next one's number */
+  uint64_t heap_fail_at;    /* tests only: this allocation fails, 0 = none */
+  uint64_t opened;          /* milliseconds on lm_clock_ms */
+  lm_debug *debug;          /* NULL unless lm_debug_enable was called */
 
   pthread_mutex_t mutex; /* everything below */
   lm_stats stats;        /* heap_allocs and kernel_launches stay 0 here */
+  lm_memory_stats classes[LM_CLASS_COUNT];
   lm_range *ranges;      /* sorted by address */
   uint32_t range_count, range_capacity;
   lm_retired *retired;
@@ -57,6 +66,7 @@ struct lm_ctx {
 struct lm_stream {
   lm_ctx *ctx;
   lm_backend_stream *handle;
+  uint32_t number;           /* from 1, in the order of creation */
   _Atomic int32_t refs;      /* the user's handle, plus whoever keeps marks of this stream */
   _Atomic bool closed;       /* destroyed by the user */
   _Atomic bool recording;
@@ -77,6 +87,10 @@ struct lm_pinned {
   _Atomic int32_t refs; /* the user's handle, plus graphs that copy from or to it */
   uint8_t *data;
   uint64_t bytes;
+  int32_t kind;         /* LM_RANGE_PINNED or LM_RANGE_PAGEABLE */
+  int32_t flags;        /* 1 = write-combined */
+  lm_pinned_pool *pool; /* where it goes back to, or NULL */
+  uint64_t requested;   /* of a buffer of a pool that is out */
   lm_point *uses; /* streams whose copies used it; under ctx->mutex */
   uint32_t use_count, use_capacity;
 };
@@ -92,6 +106,8 @@ void *lm_heap_alloc(lm_ctx *ctx, uint64_t bytes, const char *op);
 void lm_heap_release(void *memory);
 /* lm_heap_grow: make room for one more element of an array that holds count. @return false with the failure reported */
 bool lm_heap_grow(lm_ctx *ctx, void *array, uint32_t count, uint32_t *capacity, uint64_t element, const char *op);
+/* lm_set_label: copies a name, cut to LM_LABEL_MAX; NULL becomes "". */
+void lm_set_label(char label[LM_LABEL_MAX], const char *text);
 void lm_ctx_ref(lm_ctx *ctx);
 void lm_ctx_unref(lm_ctx *ctx);
 
@@ -104,10 +120,13 @@ const char *lm_device_list(void);
 
 /* memory.c ------------------------------------------------------------------------------------------------------- */
 
-/* lm_device_memory_reserve, _release: take and give back device memory with the counters and the range kept.
- * Release requires that all work on the memory has ended. */
+/* lm_memory_take, _give: take memory of a kind from the system and give it back, with the counters kept. Give requires that
+ * all work on the memory has ended. */
+void *lm_memory_take(lm_ctx *ctx, uint64_t bytes, int32_t kind, int32_t flags, const char *op);
+void lm_memory_give(lm_ctx *ctx, void *memory, uint64_t bytes, int32_t kind);
+/* lm_device_memory_reserve, _release: the same with the range kept. */
 void *lm_device_memory_reserve(lm_ctx *ctx, uint64_t bytes, int32_t kind, const char *op);
-void lm_device_memory_release(lm_ctx *ctx, void *memory, uint64_t bytes);
+void lm_device_memory_release(lm_ctx *ctx, void *memory, uint64_t bytes, int32_t kind);
 /* lm_range_add, _remove: under ctx->mutex. */
 bool lm_range_add(lm_ctx *ctx, lm_range range, const char *op);
 void lm_range_remove(lm_ctx *ctx, const void *begin);
@@ -118,17 +137,61 @@ lm_range *lm_range_find(lm_ctx *ctx, const void *pointer, uint64_t bytes);
 
 /* lm_retire: give memory back once all points have passed. Takes over the points' references, not the array.
  * When the heap is exhausted it waits instead. */
-void lm_retire(lm_ctx *ctx, void *memory, uint64_t bytes, bool pinned, const lm_point *points, uint32_t count);
+void lm_retire(lm_ctx *ctx, void *memory, uint64_t bytes, int32_t kind, const lm_point *points, uint32_t count);
 /* lm_retired_sweep: give back what has passed; with wait, everything. */
 void lm_retired_sweep(lm_ctx *ctx, bool wait);
 
 /* pinned.c ------------------------------------------------------------------------------------------------------- */
+
+/* lm_pinned_new: newly taken memory with one reference and no range; NULL with the failure reported. */
+lm_pinned *lm_pinned_new(lm_ctx *ctx, uint64_t bytes, int32_t kind, int32_t flags, const char *op);
+/* lm_pinned_retire: give memory and description back once its uses have passed. */
+void lm_pinned_retire(lm_pinned *pinned);
+/* lm_pinned_return: a buffer of a pool that nobody holds any more. */
+void lm_pinned_return(lm_pinned *pinned);
 
 /* lm_pinned_use: note that work on stream uses the buffer; under ctx->mutex. @return false with the failure reported */
 bool lm_pinned_use(lm_pinned *pinned, lm_stream *stream);
 void lm_pinned_unref(lm_pinned *pinned);
 /* lm_pinned_record: note that the stream's recording uses the buffer; under ctx->mutex. */
 bool lm_pinned_record(lm_pinned *pinned, lm_stream *stream);
+
+/* debug.c -------------------------------------------------------------------------------------------------------- */
+
+#define LM_ZONE UINT64_C(256)
+#define LM_ZONE_BYTE 0xfb
+#define LM_POISON 0xff
+
+void lm_debug_note(lm_ctx *ctx, const char *op, const void *address, uint64_t bytes, const lm_stream *stream,
+                   const char *label);
+/* lm_note: keep an operation for the snapshot, in debug mode. op is a constant. */
+static inline void lm_note(lm_ctx *ctx, const char *op, const void *address, uint64_t bytes, const lm_stream *stream,
+                           const char *label) {
+  if (__builtin_expect(ctx->debug != NULL, 0)) lm_debug_note(ctx, op, address, bytes, stream, label);
+}
+/* lm_debug_close: before the backend closes. */
+void lm_debug_close(lm_ctx *ctx);
+/* lm_zones_check: the red zones of a block [start, start + bytes) that holds `requested` bytes after the first zone, looked
+ * at in the order of stream (NULL: at once). Waits; not under a lock. @return LM_OK, or the failure reported */
+int32_t lm_zones_check(lm_ctx *ctx, const char *op, const uint8_t *start, uint64_t bytes, uint64_t requested,
+                       const char *label, lm_stream *stream);
+
+typedef struct lm_text lm_text;
+/* lm_debug_write: the operations as a JSON array. */
+void lm_debug_write(lm_ctx *ctx, lm_text *text);
+
+/* snapshot.c ----------------------------------------------------------------------------------------------------- */
+
+/* A text that may not fit: length goes on counting. */
+struct lm_text {
+  char *buf;
+  uint64_t cap, length;
+};
+void lm_text_add(lm_text *text, const char *format, ...) __attribute__((format(printf, 2, 3)));
+/* lm_text_string: quoted and escaped. */
+void lm_text_string(lm_text *text, const char *string);
+/* lm_clock_ms: a clock that costs nothing and steps by a few milliseconds. */
+uint64_t lm_clock_ms(void);
 
 /* stream.c ------------------------------------------------------------------------------------------------------- */
 

@@ -9,6 +9,7 @@
 #include "core.h"
 
 #define CUDA_PLUGIN "libloramem_cuda.so"
+#define SIM_PLUGIN "libloramem_sim.so"
 
 /* beside_library: path of a file in the folder of this library. @return false if it does not fit */
 static bool beside_library(char *path, size_t cap, const char *file) {
@@ -43,6 +44,44 @@ static lm_backend *open_cuda(lm_ctx *ctx, int32_t index, int32_t threads) {
   return open(LM_BACKEND_VERSION, &ctx->host, index, threads);
 }
 
+/* The simulated device wraps the CPU. Test programs hold it, everybody else finds it beside the library. */
+static bool sim_functions(lm_ctx *ctx, lm_sim_parse_fn *parse, lm_sim_wrap_fn *wrap) {
+#ifdef LORAMEM_SIM
+  (void)ctx;
+  *parse = lm_sim_parse;
+  *wrap = lm_sim_backend_wrap;
+  return true;
+#else
+  char path[4096];
+  void *plugin = NULL;
+  if (beside_library(path, sizeof path, SIM_PLUGIN)) plugin = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+  void *symbols[2] = {plugin ? dlsym(plugin, "lm_sim_parse") : NULL, plugin ? dlsym(plugin, "lm_sim_backend_wrap") : NULL};
+  if (!symbols[0] || !symbols[1]) {
+    lm_fail(ctx, LM_ERR_NO_DEVICE,
+            "lm_ctx_open: this build has no simulated device: " SIM_PLUGIN
+            " is not beside the library: it is part of test builds only: build with -DLORAMEM_SIM=ON, or use \"cpu\"");
+    return false;
+  }
+  memcpy(parse, &symbols[0], sizeof *parse);
+  memcpy(wrap, &symbols[1], sizeof *wrap);
+  return true;
+#endif
+}
+
+static lm_backend *open_sim(lm_ctx *ctx, const char *device, int32_t threads) {
+  lm_sim_parse_fn parse;
+  lm_sim_wrap_fn wrap;
+  if (!sim_functions(ctx, &parse, &wrap)) return NULL;
+  lm_sim_options options;
+  if (!parse(device, &options)) {
+    lm_fail(ctx, LM_ERR_ARGUMENT, "lm_ctx_open: the options of the simulated device are malformed: device=\"%.64s\"", device);
+    return NULL;
+  }
+  ctx->heap_fail_at = options.heap_fail_at;
+  lm_backend *inner = lm_cpu_backend_open(&ctx->host, threads);
+  return inner ? wrap(&ctx->host, inner, &options) : NULL;
+}
+
 static bool parse_index(const char *text, int32_t *index) {
   if (*text < '0' || *text > '9') return false;
   char *end;
@@ -57,14 +96,7 @@ static lm_backend *open_backend(lm_ctx *ctx, const char *device, int32_t threads
   if (strcmp(device, "cuda") == 0 || (strncmp(device, "cuda:", 5) == 0 && parse_index(device + 5, &index))) {
     return open_cuda(ctx, index, threads);
   }
-#ifdef LORAMEM_SIM
-  lm_sim_options options;
-  if (lm_sim_parse(device, &options)) {
-    ctx->heap_fail_at = options.heap_fail_at;
-    lm_backend *inner = lm_cpu_backend_open(&ctx->host, threads);
-    return inner ? lm_sim_backend_wrap(&ctx->host, inner, &options) : NULL;
-  }
-#endif
+  if (strcmp(device, "sim") == 0 || strncmp(device, "sim:", 4) == 0) return open_sim(ctx, device, threads);
   lm_fail(ctx, LM_ERR_NO_DEVICE, "lm_ctx_open: unknown device: device=\"%.64s\": use \"cpu\" or \"cuda:<n>\"", device);
   return NULL;
 }

@@ -75,6 +75,7 @@ int32_t lm_graph_launch(lm_graph *graph, lm_stream *stream) {
     pthread_mutex_unlock(&ctx->mutex);
   }
   if (!noted) return LM_ERR_OUT_OF_MEMORY;
+  lm_note(ctx, "lm_graph_launch", graph, 0, stream, NULL);
   status = ctx->api->graph_launch(ctx->backend, graph->handle, stream->handle);
   if (!status) atomic_fetch_add_explicit(&ctx->kernel_launches, (uint64_t)graph->kernels, memory_order_relaxed);
   return status;

@@ -24,7 +24,11 @@
   X(linear_cross_entropy)    \
   X(loss_sum)                \
   X(grad_norm)               \
-  X(adamw)
+  X(adamw)                   \
+  X(scaler_set)              \
+  X(scaler_scale)            \
+  X(scaler_unscale)          \
+  X(scaler_update)
 
 /* Kernel ids are private to one build: they index dispatch tables and are never stored. */
 #define LM_KERNEL_ENUM(op) LM_KERNEL_##op,

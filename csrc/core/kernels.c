@@ -34,6 +34,7 @@ static int32_t launch(lm_ctx *ctx, int32_t id, const void *args, lm_stream *stre
   status = k->check(ctx, args);
   if (!status) status = ctx->api->launch(ctx->backend, stream->handle, id, args, size);
   if (status) return status;
+  lm_note(ctx, k->name, NULL, 0, stream, NULL);
   if (atomic_load_explicit(&stream->recording, memory_order_relaxed)) {
     atomic_fetch_add_explicit(&stream->nodes, 1, memory_order_relaxed);
     atomic_fetch_add_explicit(&stream->kernels, 1, memory_order_relaxed);

@@ -1,5 +1,8 @@
 /* notifier.c: completion callbacks.
  *
+ * A callback finds its stream past everything that it was requested for, the posting itself included: whoever asks the
+ * stream from inside it is told that it has ended.
+ *
  * Callbacks do not run on the stream's own thread: one runtime (Deno) blocks the calling thread until its JavaScript
  * thread gets round to the callback, which would hold up the stream and, if JavaScript waits for that stream meanwhile,
  * never end. So the stream only posts, and one thread per context calls. That thread outlives the context if a callback
@@ -7,12 +10,17 @@
 #define _GNU_SOURCE
 #include "core.h"
 
+#include <sched.h>
 #include <signal.h>
 #include <stdlib.h>
+
+#define NO_MARK UINT64_MAX
 
 typedef struct request {
   struct request *next;
   lm_notifier *notifier;
+  lm_stream *stream;      /* with a reference, and one on its context */
+  _Atomic uint64_t mark;  /* the point after the posting; NO_MARK until it is known */
   lm_done_fn fn;
   uint64_t tag;
   int32_t status;
@@ -38,6 +46,16 @@ static void notifier_free(lm_notifier *notifier) {
   free(notifier);
 }
 
+/* The posting runs inside the stream, so the stream passes it a moment later. */
+static void settle(request *item) {
+  lm_point point = {.stream = item->stream};
+  while ((point.mark = atomic_load(&item->mark)) == NO_MARK) sched_yield();
+  lm_point_wait(point);
+  lm_ctx *ctx = item->stream->ctx;
+  lm_stream_unref(item->stream);
+  lm_ctx_unref(ctx);
+}
+
 static void *notifier_main(void *arg) {
   lm_notifier *notifier = arg;
   pthread_mutex_lock(&notifier->mutex);
@@ -49,12 +67,17 @@ static void *notifier_main(void *arg) {
     if (!item) break;
     notifier->first = item->next;
     if (!notifier->first) notifier->last = &notifier->first;
+    pthread_mutex_unlock(&notifier->mutex);
+    settle(item);
     /* Spare before the call: the next request may come before the callback has returned. */
-    request due = *item;
+    lm_done_fn fn = item->fn;
+    uint64_t tag = item->tag;
+    int32_t status = item->status;
+    pthread_mutex_lock(&notifier->mutex);
     item->next = notifier->spare;
     notifier->spare = item;
     pthread_mutex_unlock(&notifier->mutex);
-    due.fn(due.tag, due.status);
+    fn(tag, status);
     pthread_mutex_lock(&notifier->mutex);
   }
   pthread_mutex_unlock(&notifier->mutex);
@@ -120,9 +143,16 @@ int32_t lm_notifier_request(lm_stream *stream, lm_done_fn fn, uint64_t tag) {
 
   int32_t status = LM_ERR_OUT_OF_MEMORY;
   if (item) {
-    *item = (request){.notifier = notifier, .fn = fn, .tag = tag};
+    *item = (request){.notifier = notifier, .stream = stream, .mark = NO_MARK, .fn = fn, .tag = tag};
+    lm_stream_ref(stream);
+    lm_ctx_ref(ctx);
     status = ctx->api->stream_call(ctx->backend, stream->handle, post, item);
-    if (status == LM_OK) return LM_OK;
+    if (status == LM_OK) {
+      atomic_store(&item->mark, lm_stream_mark(stream));
+      return LM_OK;
+    }
+    lm_stream_unref(stream);
+    lm_ctx_unref(ctx); /* the caller holds one */
   }
   pthread_mutex_lock(&notifier->mutex);
   notifier->pending--;

@@ -1,7 +1,21 @@
 /* pinned.c: page-locked host buffers. */
 #include "core.h"
 
-#include <string.h>
+lm_pinned *lm_pinned_new(lm_ctx *ctx, uint64_t bytes, int32_t kind, int32_t flags, const char *op) {
+  lm_pinned *pinned = lm_heap_alloc(ctx, sizeof *pinned, op);
+  if (!pinned) return NULL;
+  pinned->data = lm_memory_take(ctx, bytes, kind, flags, op);
+  if (!pinned->data) {
+    lm_heap_release(pinned);
+    return NULL;
+  }
+  pinned->ctx = ctx;
+  pinned->bytes = bytes;
+  pinned->kind = kind;
+  pinned->flags = flags;
+  atomic_store(&pinned->refs, 1);
+  return pinned;
+}
 
 lm_pinned *lm_pinned_create(lm_ctx *ctx, uint64_t bytes, int32_t flags) {
   static const char op[] = "lm_pinned_create";
@@ -16,36 +30,27 @@ lm_pinned *lm_pinned_create(lm_ctx *ctx, uint64_t bytes, int32_t flags) {
     return NULL;
   }
   lm_retired_sweep(ctx, false);
-  lm_pinned *pinned = lm_heap_alloc(ctx, sizeof *pinned, op);
+  lm_pinned *pinned = lm_pinned_new(ctx, bytes, LM_RANGE_PINNED, flags, op);
   if (!pinned) return NULL;
-  pinned->data = ctx->api->pinned_reserve(ctx->backend, bytes, flags);
-  if (!pinned->data) {
-    lm_heap_release(pinned);
-    return NULL;
-  }
-  pinned->ctx = ctx;
-  pinned->bytes = bytes;
-  atomic_store(&pinned->refs, 1);
   lm_range range = {.begin = pinned->data, .bytes = bytes, .kind = LM_RANGE_PINNED, .pinned = pinned};
   pthread_mutex_lock(&ctx->mutex);
   bool added = lm_range_add(ctx, range, op);
-  if (added) {
-    ctx->stats.driver_allocs++;
-    ctx->stats.pinned += bytes;
-    if (ctx->stats.pinned > ctx->stats.pinned_peak) ctx->stats.pinned_peak = ctx->stats.pinned;
-  }
   pthread_mutex_unlock(&ctx->mutex);
   if (!added) {
-    ctx->api->pinned_release(ctx->backend, pinned->data, bytes);
-    lm_heap_release(pinned);
+    lm_pinned_retire(pinned);
     return NULL;
   }
+  lm_note(ctx, op, pinned->data, bytes, NULL, NULL);
   lm_ctx_ref(ctx);
   return pinned;
 }
 
 void *lm_pinned_data(lm_pinned *pinned) {
   return pinned ? pinned->data : NULL;
+}
+
+int32_t lm_pinned_locked(lm_pinned *pinned) {
+  return pinned && pinned->kind == LM_RANGE_PINNED;
 }
 
 bool lm_pinned_use(lm_pinned *pinned, lm_stream *stream) {
@@ -80,18 +85,23 @@ bool lm_pinned_record(lm_pinned *pinned, lm_stream *stream) {
   return true;
 }
 
-void lm_pinned_unref(lm_pinned *pinned) {
-  if (atomic_fetch_sub_explicit(&pinned->refs, 1, memory_order_acq_rel) != 1) return;
-  lm_ctx *ctx = pinned->ctx;
-  for (uint32_t i = 0; i < pinned->use_count; i++) pinned->uses[i].mark = lm_stream_mark(pinned->uses[i].stream);
-  lm_retire(ctx, pinned->data, pinned->bytes, true, pinned->uses, pinned->use_count);
+void lm_pinned_retire(lm_pinned *pinned) {
+  lm_retire(pinned->ctx, pinned->data, pinned->bytes, pinned->kind, pinned->uses, pinned->use_count);
   lm_heap_release(pinned->uses);
   lm_heap_release(pinned);
+}
+
+void lm_pinned_unref(lm_pinned *pinned) {
+  if (atomic_fetch_sub_explicit(&pinned->refs, 1, memory_order_acq_rel) != 1) return;
+  for (uint32_t i = 0; i < pinned->use_count; i++) pinned->uses[i].mark = lm_stream_mark(pinned->uses[i].stream);
+  if (pinned->pool) lm_pinned_return(pinned);
+  else lm_pinned_retire(pinned);
 }
 
 void lm_pinned_destroy(lm_pinned *pinned) {
   if (!pinned) return;
   lm_ctx *ctx = pinned->ctx;
+  lm_note(ctx, "lm_pinned_destroy", pinned->data, pinned->bytes, NULL, NULL);
   pthread_mutex_lock(&ctx->mutex);
   lm_range_remove(ctx, pinned->data);
   pthread_mutex_unlock(&ctx->mutex);

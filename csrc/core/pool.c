@@ -6,7 +6,6 @@
 #include <string.h>
 
 #define SEGMENT_STEP UINT64_C(0x200000) /* 2 MiB, what drivers hand out */
-#define PAGE UINT64_C(4096)
 
 static const char alloc_op[] = "lm_pool_alloc";
 
@@ -40,7 +39,7 @@ static uint64_t round_up(uint64_t bytes, uint64_t unit) {
 static lm_block *grow(lm_pool *pool, uint64_t bytes) {
   uint64_t limit = pool->stats.limit;
   uint64_t room = limit ? limit - pool->stats.reserved : UINT64_MAX;
-  const uint64_t units[2] = {SEGMENT_STEP, PAGE};
+  const uint64_t units[2] = {SEGMENT_STEP, LM_PAGE};
   for (int i = 0; i < 2; i++) {
     uint64_t size = round_up(bytes, units[i]);
     if (size > room || (i && size == round_up(bytes, units[0]))) continue;
@@ -49,11 +48,13 @@ static lm_block *grow(lm_pool *pool, uint64_t bytes) {
     void *memory = lm_device_memory_reserve(pool->ctx, size, LM_RANGE_POOL, alloc_op);
     pthread_mutex_lock(&pool->mutex);
     lm_block *block = memory ? lm_segment_add(pool, memory, size) : NULL;
+    if (memory) pool->stats.driver_calls++;
     if (block) return block;
     pool->stats.reserved -= size;
     room = limit ? limit - pool->stats.reserved : UINT64_MAX;
     if (memory) {
-      lm_device_memory_release(pool->ctx, memory, size);
+      pool->stats.driver_calls++;
+      lm_device_memory_release(pool->ctx, memory, size, LM_RANGE_POOL);
       return NULL;
     }
   }
@@ -91,7 +92,7 @@ static uint64_t give_back_idle(lm_pool *pool) {
       if (block->mark > point->mark) point->mark = block->mark;
     }
   }
-  uint64_t bytes = 0;
+  uint64_t bytes = 0, segments = 0;
   if (idle) {
     pthread_mutex_unlock(&pool->mutex);
     for (uint32_t i = 0; i < count; i++) {
@@ -101,10 +102,12 @@ static uint64_t give_back_idle(lm_pool *pool) {
     }
     for (lm_segment *segment = idle; segment; segment = segment->next) {
       bytes += segment->bytes;
-      lm_device_memory_release(ctx, segment->memory, segment->bytes);
+      segments++;
+      lm_device_memory_release(ctx, segment->memory, segment->bytes, LM_RANGE_POOL);
     }
     pthread_mutex_lock(&pool->mutex);
     pool->stats.reserved -= bytes;
+    pool->stats.driver_calls += segments;
   }
   while (idle) {
     lm_segment *segment = idle;
@@ -127,25 +130,19 @@ static lm_block *find(lm_pool *pool, uint32_t owner, uint64_t bytes) {
   lm_run run;
   if (lm_run_find(pool, owner, bytes, &run)) return lm_run_join(pool, run, bytes);
   /* 4. More memory, as long as the limit and the system allow. */
-  block = grow(pool, bytes);
-  if (block) return block;
+  return grow(pool, bytes);
+}
+
+/* Where nothing is at hand. */
+static lm_block *find_with_effort(lm_pool *pool, uint32_t owner, uint64_t bytes) {
   /* 5. Freed elsewhere, work still running: this stream waits for it. */
+  lm_run run;
   if (lm_run_find(pool, LM_ANYBODY, bytes, &run)) return follow(pool, owner, run) ? lm_run_join(pool, run, bytes) : NULL;
   /* 6. Whole segments that are too small make room for one that is large enough. */
   if (give_back_idle(pool) == 0) return NULL;
-  block = grow(pool, bytes);
+  lm_block *block = grow(pool, bytes);
   if (block) return block;
   return lm_run_find(pool, LM_ANYBODY, bytes, &run) && follow(pool, owner, run) ? lm_run_join(pool, run, bytes) : NULL;
-}
-
-static void set_label(lm_block *block, const char *label) {
-  if (label) {
-    size_t length = strnlen(label, LM_LABEL_MAX - 1);
-    memcpy(block->label, label, length);
-    block->label[length] = 0;
-  } else {
-    block->label[0] = 0;
-  }
 }
 
 uint64_t lm_pool_alloc(lm_pool *pool, uint64_t bytes, const char *label, lm_stream *stream) {
@@ -159,17 +156,27 @@ uint64_t lm_pool_alloc(lm_pool *pool, uint64_t bytes, const char *label, lm_stre
   pthread_mutex_lock(&pool->mutex);
   uint32_t owner = lm_owner_of(pool, stream);
   lm_block *block = NULL;
-  if (owner && bytes <= UINT64_MAX / 2) block = find(pool, owner, round_up(bytes, LM_GRANULE));
+  uint64_t size = round_up(bytes, LM_GRANULE) + (ctx->debug ? 2 * LM_ZONE : 0);
+  if (owner && bytes <= UINT64_MAX / 2) {
+    block = find(pool, owner, size);
+    if (!block) {
+      block = find_with_effort(pool, owner, size);
+      if (block) pool->stats.retries++;
+    }
+  }
   if (!block) {
     pool->stats.failures++;
     if (owner) lm_pool_report(pool, bytes, label);
     pthread_mutex_unlock(&pool->mutex);
     return 0;
   }
-  lm_block_split(pool, block, round_up(bytes, LM_GRANULE));
+  lm_block_split(pool, block, size);
   block->live = true;
   block->requested = bytes;
-  set_label(block, label);
+  block->since = lm_clock_ms();
+  lm_set_label(block->label, label);
+  block->zoned = false;
+  if (ctx->debug) lm_block_mark_zones(pool, block, stream);
   lm_pool_stats *stats = &pool->stats;
   stats->current += block->bytes;
   if (stats->current > stats->peak) stats->peak = stats->current;
@@ -177,6 +184,7 @@ uint64_t lm_pool_alloc(lm_pool *pool, uint64_t bytes, const char *label, lm_stre
   stats->live_blocks++;
   stats->allocs++;
   uint64_t handle = lm_block_handle(block);
+  lm_note(ctx, alloc_op, lm_block_data(block), bytes, stream, label);
   pthread_mutex_unlock(&pool->mutex);
   return handle;
 }
@@ -190,7 +198,7 @@ void *lm_pool_pointer(lm_pool *pool, uint64_t handle) {
   if (!pool) return NULL;
   pthread_mutex_lock(&pool->mutex);
   lm_block *block = lm_block_of(pool, handle);
-  void *pointer = block ? block->address : NULL;
+  void *pointer = block ? lm_block_data(block) : NULL;
   pthread_mutex_unlock(&pool->mutex);
   if (!pointer) stale(pool, handle, "lm_pool_pointer");
   return pointer;
@@ -200,6 +208,7 @@ int32_t lm_pool_free(lm_pool *pool, uint64_t handle, lm_stream *stream) {
   static const char op[] = "lm_pool_free";
   if (!pool) return LM_ERR_ARGUMENT;
   int32_t status = lm_stream_check(pool->ctx, stream, false, op);
+  if (!status && pool->ctx->debug) status = lm_block_before_free(pool, handle, stream);
   if (status) return status;
   pthread_mutex_lock(&pool->mutex);
   lm_block *block = lm_block_of(pool, handle);
@@ -208,6 +217,7 @@ int32_t lm_pool_free(lm_pool *pool, uint64_t handle, lm_stream *stream) {
     pthread_mutex_unlock(&pool->mutex);
     return block ? LM_ERR_OUT_OF_MEMORY : stale(pool, handle, op);
   }
+  lm_note(pool->ctx, op, lm_block_data(block), block->requested, stream, block->label);
   pool->stats.current -= block->bytes;
   pool->stats.requested -= block->requested;
   pool->stats.live_blocks--;
@@ -227,8 +237,17 @@ int32_t lm_pool_trim(lm_pool *pool) {
     return lm_fail(pool->ctx, LM_ERR_STATE,
                    "lm_pool_trim: a stream of this context records a graph: end the recording first");
   }
+  lm_note(pool->ctx, "lm_pool_trim", pool, 0, NULL, NULL);
   pthread_mutex_lock(&pool->mutex);
   give_back_idle(pool);
+  pthread_mutex_unlock(&pool->mutex);
+  return LM_OK;
+}
+
+int32_t lm_pool_reset_peaks(lm_pool *pool) {
+  if (!pool) return LM_ERR_ARGUMENT;
+  pthread_mutex_lock(&pool->mutex);
+  pool->stats.peak = pool->stats.current;
   pthread_mutex_unlock(&pool->mutex);
   return LM_OK;
 }
@@ -236,11 +255,11 @@ int32_t lm_pool_trim(lm_pool *pool) {
 int32_t lm_pool_stats_get(lm_pool *pool, lm_pool_stats *stats) {
   if (!pool) return LM_ERR_ARGUMENT;
   if (!stats) return lm_fail(pool->ctx, LM_ERR_ARGUMENT, "lm_pool_stats_get: stats is NULL");
-  uint64_t total;
   pthread_mutex_lock(&pool->mutex);
   *stats = pool->stats;
-  lm_pool_free_bytes(pool, &stats->largest_free, &total);
+  lm_pool_free_bytes(pool, &stats->largest_free, &stats->total_free);
   pthread_mutex_unlock(&pool->mutex);
+  stats->fragmentation = stats->total_free ? 1.0 - (double)stats->largest_free / (double)stats->total_free : 0;
   return LM_OK;
 }
 
@@ -263,7 +282,7 @@ void lm_pool_destroy(lm_pool *pool) {
   for (lm_segment *segment = pool->segments; segment;) {
     lm_segment *next = segment->next;
     for (uint32_t i = 0; i < count; i++) lm_stream_ref(points[i].stream);
-    lm_retire(ctx, segment->memory, segment->bytes, false, points, count);
+    lm_retire(ctx, segment->memory, segment->bytes, LM_RANGE_POOL, points, count);
     lm_heap_release(segment);
     segment = next;
   }

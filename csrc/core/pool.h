@@ -10,7 +10,6 @@
 #include "core.h"
 
 #define LM_GRANULE UINT64_C(256)
-#define LM_LABEL_MAX 32
 
 /* Bins: one per granule count below 16, then 8 per power of two up to 2^48 bytes. */
 #define LM_BIN_COUNT (16 + 8 * 36)
@@ -30,6 +29,8 @@ struct lm_block {
   uint32_t index, generation;     /* the handle; generation changes with every free */
   uint32_t owner;                 /* index into owners, of a free block */
   bool live;
+  bool zoned;                     /* of a live block: it has red zones */
+  uint64_t since;                 /* of a live block: when it was taken, on lm_clock_ms */
   char label[LM_LABEL_MAX];
 };
 
@@ -58,7 +59,7 @@ struct lm_pool {
   lm_block **blocks; /* by handle index */
   uint32_t block_count, block_capacity;
   lm_block *spare; /* blocks in no segment, linked by `after` */
-  lm_pool_stats stats; /* largest_free stays 0 here */
+  lm_pool_stats stats; /* largest_free, total_free and fragmentation stay 0 here */
 };
 
 /* A series of free neighbours. */
@@ -97,6 +98,19 @@ lm_block *lm_block_of(lm_pool *pool, uint64_t handle);
 static inline uint64_t lm_block_handle(const lm_block *block) {
   return (uint64_t)block->generation << 32 | (block->index + 1);
 }
+
+/* lm_block_data: where the user's bytes of a live block begin. */
+static inline uint8_t *lm_block_data(const lm_block *block) {
+  return block->zoned ? block->address + LM_ZONE : block->address;
+}
+
+/* pool_debug.c: debug mode --------------------------------------------------------------------------------------- */
+
+/* lm_block_mark_zones: write the red zones of a block that was just taken, in the order of stream; under pool->mutex. */
+void lm_block_mark_zones(lm_pool *pool, lm_block *block, lm_stream *stream);
+/* lm_block_before_free: look at the red zones of a block, then poison it in the order of stream. Waits; not under a lock.
+ * @return LM_OK, or LM_ERR_CORRUPT reported; a stale handle is left to the caller */
+int32_t lm_block_before_free(lm_pool *pool, uint64_t handle, lm_stream *stream);
 
 /* pool_report.c: under pool->mutex ------------------------------------------------------------------------------- */
 

@@ -1,4 +1,4 @@
-/* pool_report.c: the pool's out-of-memory text. */
+/* pool_report.c: the pool's out-of-memory text, and its snapshot. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -77,4 +77,32 @@ void lm_pool_report(lm_pool *pool, uint64_t requested, const char *label) {
   }
   lm_heap_release(shares);
   lm_fail(pool->ctx, LM_ERR_OUT_OF_MEMORY, "%s", text);
+}
+
+int32_t lm_pool_snapshot(lm_pool *pool, void *buf, uint64_t cap) {
+  typedef unsigned long long ull;
+  if (!pool) return LM_ERR_ARGUMENT;
+  lm_text text = {.buf = buf, .cap = buf ? cap : 0};
+  uint64_t now = lm_clock_ms();
+  lm_text_add(&text, "[");
+  pthread_mutex_lock(&pool->mutex);
+  lm_settle(pool);
+  for (lm_segment *segment = pool->segments; segment; segment = segment->next) {
+    lm_text_add(&text, "%s{\"bytes\":%llu,\"blocks\":[", segment == pool->segments ? "" : ",", (ull)segment->bytes);
+    for (lm_block *block = segment->first; block; block = block->after) {
+      const char *state = block->live ? "live" : block->owner == LM_NOBODY ? "free" : "pending";
+      lm_text_add(&text, "%s{\"offset\":%llu,\"bytes\":%llu,\"state\":\"%s\"", block == segment->first ? "" : ",",
+                  (ull)(block->address - segment->memory), (ull)block->bytes, state);
+      if (block->live) {
+        lm_text_add(&text, ",\"label\":");
+        lm_text_string(&text, block->label);
+        lm_text_add(&text, ",\"requested\":%llu,\"ageMs\":%llu", (ull)block->requested, (ull)(now - block->since));
+      }
+      lm_text_add(&text, "}");
+    }
+    lm_text_add(&text, "]}");
+  }
+  pthread_mutex_unlock(&pool->mutex);
+  lm_text_add(&text, "]");
+  return (int32_t)(text.length + 1);
 }

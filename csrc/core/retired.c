@@ -7,24 +7,18 @@ struct lm_retired {
   lm_retired *next;
   void *memory;
   uint64_t bytes;
-  bool pinned;
+  int32_t kind;
   uint32_t count;
   lm_point points[];
 };
 
-static void give_back(lm_ctx *ctx, void *memory, uint64_t bytes, bool pinned) {
-  if (!pinned) {
-    lm_device_memory_release(ctx, memory, bytes);
-    return;
-  }
-  ctx->api->pinned_release(ctx->backend, memory, bytes);
-  pthread_mutex_lock(&ctx->mutex);
-  ctx->stats.driver_frees++;
-  ctx->stats.pinned -= bytes;
-  pthread_mutex_unlock(&ctx->mutex);
+static void give_back(lm_ctx *ctx, void *memory, uint64_t bytes, int32_t kind) {
+  /* The range of a host buffer went when its owner did. */
+  if (kind == LM_RANGE_PINNED || kind == LM_RANGE_PAGEABLE) lm_memory_give(ctx, memory, bytes, kind);
+  else lm_device_memory_release(ctx, memory, bytes, kind);
 }
 
-void lm_retire(lm_ctx *ctx, void *memory, uint64_t bytes, bool pinned, const lm_point *points, uint32_t count) {
+void lm_retire(lm_ctx *ctx, void *memory, uint64_t bytes, int32_t kind, const lm_point *points, uint32_t count) {
   uint32_t pending = 0;
   for (uint32_t i = 0; i < count; i++) pending += !lm_point_passed(points[i]);
   lm_retired *item = pending ? ctx->host.alloc(ctx, sizeof *item + count * sizeof *points) : NULL;
@@ -33,12 +27,12 @@ void lm_retire(lm_ctx *ctx, void *memory, uint64_t bytes, bool pinned, const lm_
       if (pending) lm_point_wait(points[i]);
       lm_stream_unref(points[i].stream);
     }
-    give_back(ctx, memory, bytes, pinned);
+    give_back(ctx, memory, bytes, kind);
     return;
   }
   item->memory = memory;
   item->bytes = bytes;
-  item->pinned = pinned;
+  item->kind = kind;
   item->count = count;
   memcpy(item->points, points, count * sizeof *points);
   pthread_mutex_lock(&ctx->mutex);
@@ -76,7 +70,7 @@ void lm_retired_sweep(lm_ctx *ctx, bool wait) {
       if (wait) lm_point_wait(item->points[i]);
       lm_stream_unref(item->points[i].stream);
     }
-    give_back(ctx, item->memory, item->bytes, item->pinned);
+    give_back(ctx, item->memory, item->bytes, item->kind);
     lm_heap_release(item);
   }
 }

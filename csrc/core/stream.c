@@ -36,6 +36,7 @@ lm_stream *lm_stream_create(lm_ctx *ctx, int32_t priority) {
     return NULL;
   }
   stream->ctx = ctx;
+  stream->number = atomic_fetch_add(&ctx->streams, 1) + 1;
   atomic_store(&stream->refs, 1);
   lm_ctx_ref(ctx);
   return stream;
@@ -112,7 +113,9 @@ int32_t lm_event_record(lm_event *event, lm_stream *stream) {
   if (!event) return LM_ERR_ARGUMENT;
   lm_ctx *ctx = event->ctx;
   int32_t status = lm_stream_check(ctx, stream, false, "lm_event_record");
-  return status ? status : ctx->api->event_record(ctx->backend, event->handle, stream->handle);
+  if (status) return status;
+  lm_note(ctx, "lm_event_record", event, 0, stream, NULL);
+  return ctx->api->event_record(ctx->backend, event->handle, stream->handle);
 }
 
 int32_t lm_event_query(lm_event *event) {
@@ -142,5 +145,6 @@ int32_t lm_stream_wait_event(lm_stream *stream, lm_event *event) {
   if (!event || event->ctx != ctx) {
     return lm_fail(ctx, LM_ERR_ARGUMENT, "lm_stream_wait_event: event is NULL or belongs to another context");
   }
+  lm_note(ctx, "lm_stream_wait_event", event, 0, stream, NULL);
   return ctx->api->stream_wait_event(ctx->backend, stream->handle, event->handle);
 }

@@ -129,6 +129,22 @@ static void *pinned_reserve(lm_backend *base, uint64_t bytes, int32_t flags) {
   return lm_host_memory_take(&self(base)->host, bytes, LM_ERR_PINNED, "lm_pinned_create");
 }
 
+static void *managed_reserve(lm_backend *base, uint64_t bytes) {
+  return lm_host_memory_take(&self(base)->host, bytes, LM_ERR_OUT_OF_MEMORY, "lm_managed_reserve");
+}
+
+/* Memory has one place here: advice changes nothing, and a prefetch is done when it is enqueued. */
+static int32_t managed_advise(lm_backend *base, void *memory, uint64_t bytes, int32_t advice) {
+  (void)base, (void)memory, (void)bytes, (void)advice;
+  return LM_OK;
+}
+
+static int32_t managed_prefetch(lm_backend *base, lm_backend_stream *stream, void *memory, uint64_t bytes,
+                                int32_t to_host) {
+  (void)base, (void)stream, (void)memory, (void)bytes, (void)to_host;
+  return LM_OK;
+}
+
 static void memory_release(lm_backend *base, void *memory, uint64_t bytes) {
   (void)base;
   lm_host_memory_give(memory, bytes);
@@ -210,6 +226,10 @@ static const lm_backend_api api = {
     .graph_end = lm_cpu_graph_end,
     .graph_launch = lm_cpu_graph_launch,
     .graph_destroy = lm_cpu_graph_destroy,
+    .managed_reserve = managed_reserve,
+    .managed_release = memory_release,
+    .managed_advise = managed_advise,
+    .managed_prefetch = managed_prefetch,
 };
 
 lm_backend *lm_cpu_backend_open(const lm_host *host, int32_t threads) {

@@ -111,8 +111,7 @@ int32_t lm_cpu_graph_run(lm_cpu_backend *backend, lm_backend_graph *graph, int32
 /* lm_host_memory_take: page-aligned memory, touched. NULL with status and text reported for op. */
 void *lm_host_memory_take(const lm_host *host, uint64_t bytes, int32_t status, const char *op);
 void lm_host_memory_give(void *memory, uint64_t bytes);
-/* lm_host_memory_total, _available: bytes of the machine or the cgroup, whichever is less. */
+/* lm_host_memory_total: bytes of the machine or the cgroup, whichever is less. */
 uint64_t lm_host_memory_total(void);
-uint64_t lm_host_memory_available(void);
 
 #endif

@@ -210,12 +210,11 @@ static float cross_entropy(int32_t type, void *logits, int64_t n, int64_t label,
 }
 
 static void adamw(const struct lm_adamw_step *s, int64_t begin, int64_t end) {
-  const vf clip = vf_set(s->clip), decay = vf_set(s->decay), rate = vf_set(s->rate), eps = vf_set(s->eps);
-  const vf beta1 = vf_set(s->beta1), beta2 = vf_set(s->beta2), rest1 = vf_set(1.0f - s->beta1),
-           rest2 = vf_set(1.0f - s->beta2);
+  const vf factor = vf_set(s->factor), decay = vf_set(s->decay), rate = vf_set(s->rate), eps = vf_set(s->eps);
+  const vf beta1 = vf_set(s->beta1), beta2 = vf_set(s->beta2), rest1 = vf_set(s->rest1), rest2 = vf_set(s->rest2);
   const vf root = vf_set(s->root);
   for (int64_t i = begin; i < end; i += VW) {
-    const vf g = vf_mul(vf_get(LM_F32, s->g, i, end), clip);
+    const vf g = vf_mul(vf_get(LM_F32, s->g, i, end), factor);
     const vf m = vf_fma(beta1, vf_get(LM_F32, s->m, i, end), vf_mul(rest1, g));
     const vf v = vf_fma(beta2, vf_get(LM_F32, s->v, i, end), vf_mul(rest2, vf_mul(g, g)));
     const vf p =

@@ -40,4 +40,10 @@ void lm_cpu_loss_sum(lm_cpu *cpu, const lm_loss_sum_args *args);
 void lm_cpu_grad_norm(lm_cpu *cpu, const lm_grad_norm_args *args);
 void lm_cpu_adamw(lm_cpu *cpu, const lm_adamw_args *args);
 
+/* scaler.c */
+void lm_cpu_scaler_set(lm_cpu *cpu, const lm_scaler_set_args *args);
+void lm_cpu_scaler_scale(lm_cpu *cpu, const lm_scaler_scale_args *args);
+void lm_cpu_scaler_unscale(lm_cpu *cpu, const lm_scaler_unscale_args *args);
+void lm_cpu_scaler_update(lm_cpu *cpu, const lm_scaler_update_args *args);
+
 #endif

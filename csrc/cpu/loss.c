@@ -41,7 +41,8 @@ void lm_cpu_linear_cross_entropy(lm_cpu *cpu, const lm_linear_cross_entropy_args
                                   .right = {{args->w, args->w_pitch, args->w_type}},
                                   .y = args->logits,
                                   .factor = 1.0f};
-  const loss_job j = {lm_cpu_table(cpu), args, first, args->batch->loss_weight};
+  const float scale = args->scaler != NULL ? args->scaler->scale : 1.0f;
+  const loss_job j = {lm_cpu_table(cpu), args, first, args->batch->loss_weight * scale};
   lm_cpu_enter(cpu);
   lm_gemm_run(cpu, &logits);
   lm_cpu_ranges(cpu, rows, lm_grain_rows(8 * (int64_t)args->vocab), loss_rows, &j);

@@ -4,16 +4,14 @@
 
 #include <stdint.h>
 
-/* p = p * decay - rate * m / (sqrt(v) * root + eps), with m and v updated from clip * g first. */
+/* p = p * decay - rate * m / (sqrt(v) * root + eps), with m and v updated from factor * g first. */
 typedef struct lm_adamw_step {
   float *p, *m, *v, *g;
   void *copy;
   int32_t copy_type;
-  float clip;
-  float decay; /* 1 - learning_rate * weight_decay */
-  float rate;  /* learning_rate / bias_correction1 */
-  float root;  /* 1 / sqrt(bias_correction2) */
+  float factor, decay, rate, root; /* of lm_step_metrics */
   float eps, beta1, beta2;
+  float rest1, rest2; /* 1 - beta, rounded once: 1 - 0.999f is off by 1e-5 of itself */
 } lm_adamw_step;
 
 #endif

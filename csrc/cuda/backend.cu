@@ -168,7 +168,9 @@ static int32_t open_device(lm_cuda *cuda) {
   if (error == cudaErrorNoDevice || (!error && count == 0)) {
     (void)cudaGetLastError();
     return host->fail(host->owner, LM_ERR_NO_DEVICE,
-                      "%s: no CUDA device: the driver finds none: check nvidia-smi and CUDA_VISIBLE_DEVICES, or use device \"cpu\"", op);
+                      "%s: no CUDA device: the driver finds none: check nvidia-smi and CUDA_VISIBLE_DEVICES, or use device "
+                      "\"cpu\"",
+                      op);
   }
   if (!error && cuda->device >= count) {
     return host->fail(host->owner, LM_ERR_NO_DEVICE, "%s: no such CUDA device: cuda:%d of %d: use cuda:0 to cuda:%d", op,

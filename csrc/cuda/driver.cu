@@ -22,8 +22,8 @@ int32_t lm_cuda_driver_check(const lm_host *host) {
   int found = 0;
   const int error = get_version ? get_version(&found) : -1;
   if (error) {
-    return host->fail(host->owner, LM_ERR_DRIVER, "lm_ctx_open: no CUDA device: the driver does not tell its version: error %d: %s",
-                      error, remedy);
+    return host->fail(host->owner, LM_ERR_DRIVER,
+                      "lm_ctx_open: no CUDA device: the driver does not tell its version: error %d: %s", error, remedy);
   }
   if (found >= OLDEST_DRIVER) return LM_OK;
   return host->fail(host->owner, LM_ERR_DRIVER,

@@ -92,7 +92,8 @@ int32_t lm_cuda_event_elapsed(lm_backend *base, float *ms, lm_backend_event *sta
     if (state) lm_cuda_state_unref(state);
     if (error == cudaErrorNotReady) {
       (void)cudaGetLastError();
-      return cuda->host.fail(cuda->host.owner, LM_ERR_STATE, "%s: %s was not reached yet or never recorded: wait for it first", op,
+      return cuda->host.fail(cuda->host.owner, LM_ERR_STATE,
+                             "%s: %s was not reached yet or never recorded: wait for it first", op,
                              event == start ? "start" : "end");
     }
     if (error) return lm_cuda_fail(cuda, error, op);

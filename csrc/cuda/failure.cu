@@ -70,7 +70,8 @@ static int32_t report(lm_cuda *cuda, cudaError_t error, const char *op) {
   }
   const char *first = cuda->runtime ? cuda->runtime->lost_in.load() : NULL;
   return host->fail(host->owner, status,
-                    "%s: the device failed: %s (%s): device=cuda:%d, first seen by %s: its memory is lost, start the program again",
+                    "%s: the device failed: %s (%s): device=cuda:%d, first seen by %s: its memory is lost, start the program "
+                    "again",
                     op, cudaGetErrorString(error), cudaGetErrorName(error), cuda->device, first ? first : op);
 }
 

@@ -9,6 +9,7 @@ enum { GATHER_THREADS = 128, ROW_THREADS = 1024 };
 
 struct loss_chunk {
   const lm_batch_header *batch;
+  const lm_scaler *scaler; /* or NULL */
   const int32_t *label_rows, *label_ids; /* of the chunk */
   int32_t first, rows;                   /* rows: most in this chunk */
 };
@@ -92,7 +93,7 @@ __global__ void __launch_bounds__(ROW_THREADS) loss_rows(float *loss, T *logits,
   s = block_join(s); /* its barrier also lies between this read of the label's logit and the writes below */
   if (threadIdx.x == 0) loss[c.first + blockIdx.x] = s.top * ln2 + logf(s.sum) - right;
   if (!gradient) return;
-  const float weight = c.batch->loss_weight, scale = weight / s.sum;
+  const float weight = c.batch->loss_weight * (c.scaler ? c.scaler->scale : 1.0f), scale = weight / s.sum;
   for (int32_t i = words - 1 - (int32_t)threadIdx.x; i >= 0; i -= ROW_THREADS) {
     float x[N];
     lm_load<N>(x, row + (int64_t)i * N);
@@ -133,7 +134,7 @@ static cudaError_t move_rows(const lm_linear_cross_entropy_args *a, const loss_c
 cudaError_t lm_cuda_linear_cross_entropy(lm_cuda *cuda, const lm_linear_cross_entropy_args *args, cudaStream_t stream) {
   const int64_t first = (int64_t)args->chunk * args->chunk_rows;
   if (first >= args->rows) return cudaSuccess; /* there are no more rows than that */
-  loss_chunk c = {args->batch, args->label_rows + first, args->label_ids + first, (int32_t)first, args->chunk_rows};
+  loss_chunk c = {args->batch, args->scaler, args->label_rows + first, args->label_ids + first, (int32_t)first, args->chunk_rows};
   if (c.rows > args->rows - c.first) c.rows = args->rows - c.first;
   void *const workspace = lm_cuda_workspace(cuda, stream);
   cudaError_t error = move_rows(args, c, true, stream);

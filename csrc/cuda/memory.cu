@@ -48,7 +48,9 @@ static void give_back(lm_cuda *cuda, void *memory, const char *op) {
   if (item) *link = item->next;
   pthread_mutex_unlock(&cuda->runtime->mutex);
   if (!item) return;
-  const cudaError_t error = item->mapped ? cudaHostUnregister(item->raw) : item->pinned ? cudaFreeHost(item->raw) : cudaFree(item->raw);
+  const cudaError_t error = item->mapped   ? cudaHostUnregister(item->raw)
+                            : item->pinned ? cudaFreeHost(item->raw)
+                                           : cudaFree(item->raw);
   if (error) (void)lm_cuda_seen(cuda, error, op);
   if (item->mapped) munmap(item->raw, item->mapped);
   cuda->host.release(item);
@@ -184,8 +186,8 @@ static uint8_t *map(uint64_t bytes) {
 static void *pin_failed(lm_cuda *cuda, uint64_t bytes, const char *reason) {
   (void)cudaGetLastError();
   cuda->host.fail(cuda->host.owner, LM_ERR_PINNED,
-                  "lm_pinned_create: page-locked host memory is not available: %s: requested=%llu available=%llu: ask for less, or "
-                  "raise the limit of the container",
+                  "lm_pinned_create: page-locked host memory is not available: %s: requested=%llu available=%llu: ask for less, "
+                  "or raise the limit of the container",
                   reason, (ull)bytes, (ull)host_available());
   return NULL;
 }
@@ -194,7 +196,8 @@ void *lm_cuda_pinned_reserve(lm_backend *base, uint64_t bytes, int32_t flags) {
   static const char op[] = "lm_pinned_create";
   lm_cuda *cuda = self(base);
   if (lm_cuda_enter(cuda, op)) return NULL;
-  if (bytes > UINT64_MAX / 4 || bytes + SPARE > host_available()) return pin_failed(cuda, bytes, "the host has too little memory");
+  if (bytes > UINT64_MAX / 4 || bytes + SPARE > host_available())
+    return pin_failed(cuda, bytes, "the host has too little memory");
   const uint64_t size = (bytes + ALIGNMENT - 1) & ~(ALIGNMENT - 1);
   lm_cuda_memory given = {NULL, NULL, NULL, 0, true};
   cudaError_t error;

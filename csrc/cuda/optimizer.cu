@@ -1,5 +1,8 @@
 /* optimizer.cu: gradient norm and AdamW over flat arenas, and the sum of losses. Every sum has one order, whatever the device:
  * thread by thread, then through the warp, then over the warps, in double precision from the threads on. */
+#include <limits.h>
+
+#include "../core/step_rule.h"
 #include "convert.cuh"
 #include "kernels.h"
 
@@ -18,8 +21,24 @@ __device__ __forceinline__ double block_sum(double sum) {
 
 /* Gradient norm -------------------------------------------------------------------------------------------------- */
 
-constexpr int NORM_BLOCK = 65536; /* elements of one partial sum, as loramem_kernels.h sizes `partial` */
+constexpr int NORM_BLOCK = LM_NORM_BLOCK;
 constexpr int NORM_THREADS = 1024;
+constexpr int FINISH_THREADS = 256;
+
+/* Where squares overflow f32 or an element is not finite: the whole block once more in double precision, or the mark of its
+ * first bad element. Valid in thread 0. */
+__device__ __noinline__ double careful_squares(const float *g, int count, int64_t begin) {
+  __shared__ int first;
+  if (threadIdx.x == 0) first = INT_MAX;
+  __syncthreads();
+  double sum = 0;
+  for (int i = threadIdx.x; i < count; i += NORM_THREADS) {
+    if (isfinite(g[i])) sum += (double)g[i] * (double)g[i];
+    else atomicMin(&first, i);
+  }
+  sum = block_sum<NORM_THREADS>(sum); /* its barrier also lies between the writes of first and this read */
+  return first == INT_MAX ? sum : lm_rule_mark(begin + first);
+}
 
 /* A block per partial sum: 64 elements a thread in f32, then f64. */
 template <int LANES>
@@ -44,18 +63,25 @@ __global__ void __launch_bounds__(NORM_THREADS) norm_kernel(const __grid_constan
   }
   const int last = vectors + threadIdx.x;
   if (last < count) sum[0] = fmaf(g[last], g[last], sum[0]);
-  const double total = block_sum<NORM_THREADS>(((double)sum[0] + sum[1]) + ((double)sum[2] + sum[3]));
+  const double own = ((double)sum[0] + sum[1]) + ((double)sum[2] + sum[3]);
+  const bool careful = __syncthreads_or(!isfinite(own));
+  const double total = careful ? careful_squares(g, count, (int64_t)blockIdx.x * NORM_BLOCK) : block_sum<NORM_THREADS>(own);
   if (threadIdx.x == 0) a.partial[blockIdx.x] = total;
 }
 
-__global__ void __launch_bounds__(NORM_THREADS) norm_finish_kernel(const __grid_constant__ lm_grad_norm_args a, int64_t blocks) {
+__global__ void __launch_bounds__(FINISH_THREADS)
+    norm_finish_kernel(const __grid_constant__ lm_grad_norm_args a, int64_t blocks) {
+  __shared__ unsigned long long bad;
+  if (threadIdx.x == 0) bad = ULLONG_MAX;
+  __syncthreads();
   double sum = 0;
-  for (int64_t i = threadIdx.x; i < blocks; i += NORM_THREADS) sum += a.partial[i];
-  sum = block_sum<NORM_THREADS>(sum);
-  if (threadIdx.x != 0) return;
-  const double norm = sqrt(sum), limit = (double)a.control->max_norm, factor = limit / (norm + 1e-6);
-  a.metrics->grad_norm = norm;
-  a.metrics->clip = limit > 0 && !(factor >= 1) ? factor : 1; /* NaN stays visible */
+  for (int64_t i = threadIdx.x; i < blocks; i += FINISH_THREADS) {
+    const double partial = a.partial[i];
+    if (partial >= 0) sum += partial;
+    else atomicMin(&bad, (unsigned long long)lm_rule_marked(partial));
+  }
+  sum = block_sum<FINISH_THREADS>(sum);
+  if (threadIdx.x == 0) lm_rule_step(&a, sum, bad == ULLONG_MAX ? -1 : (int64_t)bad);
 }
 
 /* AdamW ---------------------------------------------------------------------------------------------------------- */
@@ -76,21 +102,24 @@ __global__ void __launch_bounds__(ADAMW_THREADS) adamw_kernel(const __grid_const
   lm_load<LANES, once>(m, one.m);
   lm_load<LANES, once>(v, one.v);
   lm_load<LANES, once>(p, one.p);
-  const lm_optimizer_control c = *a.control;
-  const float clip = (float)a.metrics->clip, decay = 1.0f - c.learning_rate * c.weight_decay;
-  const float rate = c.learning_rate / c.bias_correction1, root = 1.0f / sqrtf(c.bias_correction2);
+  const bool skipped = a.metrics->skipped != 0;
+  const lm_optimizer_control *c = a.control;
+  const float factor = a.metrics->factor, decay = a.metrics->decay, rate = a.metrics->rate, root = a.metrics->root;
+  const float beta1 = (float)c->beta1, beta2 = (float)c->beta2, eps = (float)c->eps;
+  const float rest1 = (float)(1.0 - c->beta1), rest2 = (float)(1.0 - c->beta2);
 #pragma unroll
   for (int j = 0; j < LANES; j++) {
-    const float d = g[j] * clip;
-    m[j] = fmaf(c.beta1, m[j], (1.0f - c.beta1) * d);
-    v[j] = fmaf(c.beta2, v[j], (1.0f - c.beta2) * (d * d));
-    p[j] = fmaf(p[j], decay, -(rate * m[j] / fmaf(sqrtf(v[j]), root, c.eps)));
+    const float d = g[j] * factor;
+    m[j] = fmaf(beta1, m[j], rest1 * d);
+    v[j] = fmaf(beta2, v[j], rest2 * (d * d));
+    p[j] = fmaf(p[j], decay, -(rate * m[j] / fmaf(sqrtf(v[j]), root, eps)));
     g[j] = 0;
   }
+  lm_store<LANES>(one.g, g);
+  if (skipped) return;
   lm_store<LANES, once>(one.m, m);
   lm_store<LANES, once>(one.v, v);
   lm_store<LANES, once>(one.p, p);
-  lm_store<LANES>(one.g, g);
   if (a.copy) lm_store<LANES>(static_cast<C *>(a.copy) + begin, p);
 }
 
@@ -132,7 +161,7 @@ cudaError_t lm_cuda_grad_norm(lm_cuda *, const lm_grad_norm_args *args, cudaStre
   const cudaError_t error = aligned(args->g) ? lm_cuda_launch<norm_kernel<4>>(grid, NORM_THREADS, 0, stream, *args)
                                              : lm_cuda_launch<norm_kernel<1>>(grid, NORM_THREADS, 0, stream, *args);
   if (error) return error;
-  return lm_cuda_launch<norm_finish_kernel>(dim3(1), NORM_THREADS, 0, stream, *args, blocks);
+  return lm_cuda_launch<norm_finish_kernel>(dim3(1), FINISH_THREADS, 0, stream, *args, blocks);
 }
 
 cudaError_t lm_cuda_adamw(lm_cuda *, const lm_adamw_args *args, cudaStream_t stream) {

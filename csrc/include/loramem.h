@@ -41,6 +41,7 @@ extern "C" {
   X(LM_ERR_LIMIT, -11, "limit exceeded")                                      \
   X(LM_ERR_STALE_HANDLE, -12, "handle was freed already")                     \
   X(LM_ERR_PINNED, -13, "page-locked host memory is not available")           \
+  X(LM_ERR_CORRUPT, -14, "memory was written outside a block")                \
   X(LM_ERR_NO_DEVICE, -20, "no such device")                                  \
   X(LM_ERR_DRIVER, -21, "device driver missing or too old")                   \
   X(LM_ERR_DEVICE, -22, "device failed")                                      \
@@ -59,6 +60,7 @@ typedef struct lm_event lm_event;   /* a point in a stream */
 typedef struct lm_graph lm_graph;   /* recorded work that can be replayed */
 typedef struct lm_pool lm_pool;     /* stream-ordered memory pool */
 typedef struct lm_pinned lm_pinned; /* page-locked host buffer */
+typedef struct lm_pinned_pool lm_pinned_pool; /* page-locked host buffers that are used again */
 
 /* ------------------------------------------------------------------------------------------------------------------
  * Library
@@ -80,7 +82,7 @@ LM_API int32_t lm_build_info(void *buf, uint64_t cap);
  * ------------------------------------------------------------------------------------------------------------------ */
 
 /* lm_ctx_open: open a device.
- *   device   "cpu", "cuda:<n>"; test builds also "sim"
+ *   device   "cpu", "cuda:<n>"; where libloramem_sim.so lies beside the library also "sim"
  *   threads  CPU worker threads, 0 = one per available core
  *   error    [cap] receives a terminated text if the result is NULL
  * @return an owned context, or NULL */
@@ -112,6 +114,37 @@ typedef struct lm_stats {
 /* lm_ctx_stats: fills stats. */
 LM_API int32_t lm_ctx_stats(lm_ctx *ctx, lm_stats *stats);
 
+/* Memory classes: reservations of device memory (segments of pools are among them), page-locked host memory, host memory
+ * that a pinned pool gave out in its place, managed memory. */
+enum { LM_MEMORY_DEVICE = 0, LM_MEMORY_PINNED = 1, LM_MEMORY_PAGEABLE = 2, LM_MEMORY_MANAGED = 3 };
+
+/* Memory of one class. Bytes unless named otherwise. */
+typedef struct lm_memory_stats {
+  uint64_t current;   /* held from the system, in whole pages */
+  uint64_t peak;      /* most of it at once since lm_ctx_reset_peaks */
+  uint64_t requested; /* held, as asked for */
+  uint64_t count;     /* pieces held, a count */
+  uint64_t allocs;    /* pieces taken, a count */
+  uint64_t frees;     /* pieces given back, a count */
+  uint64_t failures;  /* requests that the system or the device refused, a count */
+} lm_memory_stats;
+
+/* lm_ctx_memory_stats: fills stats for one class. */
+LM_API int32_t lm_ctx_memory_stats(lm_ctx *ctx, int32_t memory_class, lm_memory_stats *stats);
+
+/* lm_ctx_reset_peaks: every peak of the context starts again from what is held now; pools have their own. */
+LM_API int32_t lm_ctx_reset_peaks(lm_ctx *ctx);
+
+/* lm_ctx_snapshot: writes a JSON object: timeMs since lm_ctx_open; memory: every reservation, page-locked and managed
+ * buffer with class, label, bytes and ageMs; operations: the last 4,096 of debug mode, oldest first.
+ * @return the bytes needed including the terminator */
+LM_API int32_t lm_ctx_snapshot(lm_ctx *ctx, void *buf, uint64_t cap);
+
+/* lm_debug_enable: debug mode for a context that has taken no memory yet. Pool blocks get red zones, which lm_pool_free and
+ * lm_pool_check look at (both wait for the device then); a freed block is filled with 0xFF, and so is a page-locked buffer
+ * that is used again; the last 4,096 operations are kept. For finding mistakes, not for speed. */
+LM_API int32_t lm_debug_enable(lm_ctx *ctx);
+
 /* ------------------------------------------------------------------------------------------------------------------
  * Memory
  * ------------------------------------------------------------------------------------------------------------------ */
@@ -123,10 +156,14 @@ LM_API void *lm_mem_reserve(lm_ctx *ctx, uint64_t bytes);
 /* lm_mem_release: give back a reservation. Waits for the device first. NULL is a no-op. */
 LM_API int32_t lm_mem_release(lm_ctx *ctx, void *memory);
 
+/* lm_mem_label: name the reservation, page-locked or managed buffer that starts at memory, for snapshots. Copied. */
+LM_API int32_t lm_mem_label(lm_ctx *ctx, void *memory, const char *label);
+
 /* lm_ptr_add: pointer + bytes. */
 LM_API void *lm_ptr_add(void *pointer, int64_t bytes);
 
-/* lm_mem_copy: copy bytes between any two of device memory and page-locked host memory, in stream order. */
+/* lm_mem_copy: copy bytes between any two of device memory and host memory of this context, in stream order. A copy from or
+ * to pageable memory of a pinned pool waits until it has ended: no device copies such memory beside other work. */
 LM_API int32_t lm_mem_copy(lm_ctx *ctx, void *dst, const void *src, uint64_t bytes, lm_stream *stream);
 
 /* lm_mem_fill: set bytes to the low 8 bits of value, in stream order. */
@@ -140,8 +177,72 @@ LM_API lm_pinned *lm_pinned_create(lm_ctx *ctx, uint64_t bytes, int32_t flags);
 /* lm_pinned_data: the memory itself, borrowed. */
 LM_API void *lm_pinned_data(lm_pinned *pinned);
 
-/* lm_pinned_destroy: stream-ordered: the pages live until the copies enqueued so far have ended. */
+/* lm_pinned_destroy: stream-ordered: the pages live until the copies enqueued so far have ended. A buffer of a pool goes
+ * back to it and is given out again once they have. */
 LM_API void lm_pinned_destroy(lm_pinned *pinned);
+
+/* lm_pinned_locked: 1 if the buffer is page-locked, 0 if it is pageable memory that a pool gave out instead. */
+LM_API int32_t lm_pinned_locked(lm_pinned *pinned);
+
+/* lm_pinned_pool_create: a pool of page-locked buffers.
+ *   limit  most bytes it may lock, 0 = a quarter of the memory that is available now, at most 2 GiB
+ * @return an owned pool, or NULL */
+LM_API lm_pinned_pool *lm_pinned_pool_create(lm_ctx *ctx, uint64_t limit);
+
+/* lm_pinned_pool_destroy: gives back what is idle; buffers that are out stay valid until they are destroyed. */
+LM_API void lm_pinned_pool_destroy(lm_pinned_pool *pool);
+
+/* lm_pinned_pool_acquire: a buffer of at least `bytes` in whole pages: the smallest idle one that is not more than twice as
+ * large, else newly locked memory, else any idle one, else (after giving idle ones back) newly locked memory, else pageable
+ * memory. Never waits.
+ *   flags  0, or a sum of 1 = write-combined as in lm_pinned_create and 2 = fail instead of pageable memory
+ * @return an owned buffer, to be given back with lm_pinned_destroy, or NULL (LM_ERR_PINNED) */
+LM_API lm_pinned *lm_pinned_pool_acquire(lm_pinned_pool *pool, uint64_t bytes, int32_t flags);
+
+/* lm_pinned_pool_trim: unlock and give back the buffers that are idle and not in use by a copy. */
+LM_API int32_t lm_pinned_pool_trim(lm_pinned_pool *pool);
+
+/* State of a pinned pool. Bytes unless named otherwise. */
+typedef struct lm_pinned_pool_stats {
+  uint64_t locked;       /* page-locked now, idle or not */
+  uint64_t locked_peak;  /* most of it at once */
+  uint64_t current;      /* in buffers that are out */
+  uint64_t peak;         /* most of it at once */
+  uint64_t requested;    /* in buffers that are out as asked for */
+  uint64_t pageable;     /* of current: not page-locked */
+  uint64_t count;        /* buffers that are out, a count */
+  uint64_t acquires;     /* buffers given out, a count */
+  uint64_t releases;     /* buffers given back, a count */
+  uint64_t reuses;       /* acquires that locked nothing new, a count */
+  uint64_t fallbacks;    /* acquires that got pageable memory, a count */
+  uint64_t failures;     /* acquires that got nothing, a count */
+  uint64_t driver_calls; /* pieces of memory locked and unlocked, a count */
+  uint64_t limit;        /* most bytes it may lock */
+} lm_pinned_pool_stats;
+
+/* lm_pinned_pool_stats_get: fills stats. */
+LM_API int32_t lm_pinned_pool_stats_get(lm_pinned_pool *pool, lm_pinned_pool_stats *stats);
+
+/* lm_managed_reserve: memory that host and device both reach and that moves between them, 4096-byte aligned. Refused with
+ * LM_ERR_OUT_OF_MEMORY where it is larger than what is free on the device. On the CPU it is plain memory.
+ * @return owned memory, or NULL (LM_ERR_UNSUPPORTED where the device has none) */
+LM_API void *lm_managed_reserve(lm_ctx *ctx, uint64_t bytes);
+
+/* lm_managed_release: give it back. Waits for the device first. NULL is a no-op. */
+LM_API int32_t lm_managed_release(lm_ctx *ctx, void *memory);
+
+/* Advice for managed memory: mostly read (copies on both sides), preferred on the device or on the host, reached by the
+ * device without moving; each with its opposite. */
+enum {
+  LM_ADVISE_READ_MOSTLY = 1, LM_UNADVISE_READ_MOSTLY = 2, LM_ADVISE_PREFER_DEVICE = 3, LM_ADVISE_PREFER_HOST = 4,
+  LM_UNADVISE_PREFER = 5, LM_ADVISE_ACCESSED_BY = 6, LM_UNADVISE_ACCESSED_BY = 7
+};
+
+/* lm_managed_advise: advice for bytes of a managed reservation. */
+LM_API int32_t lm_managed_advise(lm_ctx *ctx, void *memory, uint64_t bytes, int32_t advice);
+
+/* lm_managed_prefetch: move bytes to the device (to_host 0) or to the host (1), in stream order. */
+LM_API int32_t lm_managed_prefetch(lm_ctx *ctx, void *memory, uint64_t bytes, int32_t to_host, lm_stream *stream);
 
 /* lm_pool_create: a stream-ordered pool over device memory.
  *   limit  most bytes the pool may hold, 0 = no limit
@@ -160,7 +261,8 @@ LM_API uint64_t lm_pool_alloc(lm_pool *pool, uint64_t bytes, const char *label, 
 LM_API void *lm_pool_pointer(lm_pool *pool, uint64_t handle);
 
 /* lm_pool_free: give a block back in the order of `stream`.
- * @return LM_OK, or LM_ERR_STALE_HANDLE if it was freed already */
+ * @return LM_OK, or LM_ERR_STALE_HANDLE if it was freed already; in debug mode LM_ERR_CORRUPT if memory beside the block
+ *         was written: the block then stays live */
 LM_API int32_t lm_pool_free(lm_pool *pool, uint64_t handle, lm_stream *stream);
 
 /* lm_pool_trim: give memory that holds no live block back to the system. */
@@ -178,10 +280,26 @@ typedef struct lm_pool_stats {
   uint64_t frees;         /* count */
   uint64_t failures;      /* count of requests that did not fit */
   uint64_t limit;         /* 0 = none */
+  uint64_t total_free;    /* held and in no live block */
+  uint64_t retries;       /* requests met only by waiting for other work or by giving memory back, a count */
+  uint64_t driver_calls;  /* pieces of memory taken from the system and given back, a count */
+  double fragmentation;   /* 1 - largest_free / total_free, 0 where nothing is free */
 } lm_pool_stats;
 
 /* lm_pool_stats_get: fills stats. */
 LM_API int32_t lm_pool_stats_get(lm_pool *pool, lm_pool_stats *stats);
+
+/* lm_pool_reset_peaks: the peak starts again from what is live now. */
+LM_API int32_t lm_pool_reset_peaks(lm_pool *pool);
+
+/* lm_pool_snapshot: writes a JSON array of segments, each with bytes and blocks; a block has offset, bytes, state ("live",
+ * "free", or "pending": freed, and its stream has not passed that yet) and, if live, label, requested and ageMs.
+ * @return the bytes needed including the terminator */
+LM_API int32_t lm_pool_snapshot(lm_pool *pool, void *buf, uint64_t cap);
+
+/* lm_pool_check: debug mode: waits for the device and looks at the red zones of every live block.
+ * @return LM_OK, or LM_ERR_CORRUPT with block and place in the text */
+LM_API int32_t lm_pool_check(lm_pool *pool);
 
 /* ------------------------------------------------------------------------------------------------------------------
  * Streams, events, graphs

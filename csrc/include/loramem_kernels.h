@@ -23,24 +23,61 @@ typedef struct lm_batch_header {
   float loss_weight; /* d(step loss)/d(row loss): 1 / labelled tokens of the whole optimizer step */
 } lm_batch_header;
 
-/* Settings of one optimizer step, in device memory. */
+/* Learning-rate schedules; t is the number of updates applied before the step, S the steps of the run. */
+enum {
+  LM_SCHEDULE_CONSTANT = 0,
+  LM_SCHEDULE_COSINE = 1, /* (1 + cos(pi t / S)) / 2 (Loshchilov & Hutter 2016, arXiv:1608.03983) */
+  LM_SCHEDULE_LINEAR = 2  /* 1 - t / S */
+};
+
+/* Settings of the optimizer, in device memory: the same for every step of a run. */
 typedef struct lm_optimizer_control {
-  float learning_rate;
-  float beta1;
-  float beta2;
-  float eps;
-  float weight_decay;
-  float bias_correction1; /* 1 - beta1^t */
-  float bias_correction2; /* 1 - beta2^t */
-  float max_norm;         /* clip the gradient to this L2 norm; 0 = do not clip */
+  double learning_rate; /* peak of the schedule */
+  double beta1;
+  double beta2;
+  double eps;
+  double weight_decay;
+  double max_norm;      /* clip the gradient to this L2 norm; 0 = do not clip */
+  int64_t warmup_steps; /* the rate is multiplied by min(1, (t + 1) / warmup_steps); 0 = no warm-up */
+  int64_t total_steps;  /* S, warm-up included */
+  int32_t schedule;     /* LM_SCHEDULE_* */
+  int32_t reserved;
 } lm_optimizer_control;
 
-/* Results of a step, in device memory. */
+/* What the optimizer remembers from step to step, in device memory; a checkpoint holds it. Zero bytes = a new run. */
+typedef struct lm_optimizer_state {
+  int64_t step;    /* updates applied: the t of the schedule and of the bias corrections */
+  int64_t skipped; /* updates that were skipped because the gradient was not finite */
+} lm_optimizer_state;
+
+/* A gradient scaler with its settings, in device memory; a checkpoint holds it (Micikevicius et al. 2017,
+ * arXiv:1710.03740). After an update with a gradient that is not finite: scale *= backoff_factor, growth_tracker = 0. After
+ * any other: growth_tracker += 1 and, once it is growth_interval: scale *= growth_factor unless that overflows, growth_tracker = 0. */
+typedef struct lm_scaler {
+  float scale;            /* what the loss, and so every gradient, is multiplied by */
+  int32_t growth_tracker; /* updates with a finite gradient since the scale was last set */
+  float growth_factor;    /* > 1 */
+  float backoff_factor;   /* in (0, 1) */
+  int32_t growth_interval;
+  float min_scale; /* the scale never falls below; 0 = it may fall without end */
+  float max_scale; /* the scale never grows beyond; 0 = no limit but that of f32 */
+  int32_t reserved;
+} lm_scaler;
+
+/* Results of a step, in device memory. lm_loss_sum adds to the first field, lm_grad_norm writes the others. */
 typedef struct lm_step_metrics {
-  double loss_sum;  /* sum of the row losses since it was zeroed */
-  double grad_norm; /* L2 norm before clipping */
-  double clip;      /* factor applied to the gradient */
-  double reserved;
+  double loss_sum;      /* sum of the row losses since it was zeroed */
+  double grad_norm;     /* L2 norm of the gradient, loss scale taken out, before clipping; NaN if it is not finite */
+  double clip;          /* factor of clipping */
+  double learning_rate; /* of this step */
+  int64_t step;         /* updates applied so far, this one included unless it is skipped */
+  int64_t bad_element;  /* first element of the gradient that is not finite, -1 = none */
+  float loss_scale;     /* that the gradient was multiplied by */
+  int32_t skipped;      /* 1 = lm_adamw leaves everything as it is */
+  float factor;         /* clip / loss_scale: lm_adamw multiplies the gradient by it */
+  float decay;          /* 1 - learning_rate * weight_decay */
+  float rate;           /* learning_rate / (1 - beta1^step) */
+  float root;           /* 1 / sqrt(1 - beta2^step) */
 } lm_step_metrics;
 
 /* Elementwise --------------------------------------------------------------------------------------------------- */
@@ -430,12 +467,13 @@ LM_API int32_t lm_attention_cached_forward(lm_ctx *ctx, const lm_attention_cache
 /* Loss ----------------------------------------------------------------------------------------------------------- */
 
 /* lm_linear_cross_entropy: for the labelled rows of one chunk, logits = x W^T, loss = lse(logits) - logit[label], and, if dx
- * is given, dx[row] = loss_weight * (softmax - onehot) W. The gradient of the logits replaces them in place; only
+ * is given, dx[row] = loss_weight * scale * (softmax - onehot) W. The gradient of the logits replaces them in place; only
  * chunk_rows of them exist at a time. Chunk c covers the labelled rows [c * chunk_rows, min(labelled, (c + 1) * chunk_rows)).
  *   loss [labelled] f32 written for the chunk's rows;  dx [T, C] written at the labelled rows only, NULL = evaluation;
  *   logits [chunk_rows, V] of type, workspace;
  *   gathered [chunk_rows, C] of type, workspace, NULL on the CPU, which reads labelled rows where they are;
- *   x [T, C] read;  w [V, C] of w_type read;  label_rows, label_ids [M] i32 read;  batch [1] lm_batch_header read */
+ *   x [T, C] read;  w [V, C] of w_type read;  label_rows, label_ids [M] i32 read;  batch [1] lm_batch_header read;
+ *   scaler [1] read for its scale, NULL = a scale of 1 */
 typedef struct lm_linear_cross_entropy_args {
   uint32_t size;
   int32_t type;
@@ -458,6 +496,7 @@ typedef struct lm_linear_cross_entropy_args {
   int32_t w_pitch;
   int32_t w_type;
   int32_t reserved;
+  const lm_scaler *scaler;
 } lm_linear_cross_entropy_args;
 LM_API int32_t lm_linear_cross_entropy(lm_ctx *ctx, const lm_linear_cross_entropy_args *args, lm_stream *stream);
 
@@ -476,23 +515,33 @@ LM_API int32_t lm_loss_sum(lm_ctx *ctx, const lm_loss_sum_args *args, lm_stream 
 
 /* Optimizer ------------------------------------------------------------------------------------------------------ */
 
-/* lm_grad_norm: metrics->grad_norm = L2 norm of g in a fixed order; metrics->clip = min(1, max_norm / (norm + 1e-6)), or 1 if
- * max_norm is 0.
- *   metrics [1] written;  partial [ceil(n / 65536)] f64 workspace;  g [n] f32 read;  control [1] read */
+/* lm_grad_norm: the L2 norm of a gradient, and with it everything that is decided about an optimizer step, so that the host
+ * need not wait for it. The order is fixed: (1) is any element of g, as it stands, not finite? (2) the norm of g / scale, the
+ * clip factor min(1, max_norm / (norm + 1e-6)), the learning rate of the schedule at state->step; (3) the update is skipped if
+ * (1), if *found is not 0, or if the scaled-down gradient or its square would not be finite in f32; (4) state->step or
+ * state->skipped is counted; (5) the scaler takes its step.
+ *   metrics [1] written but for loss_sum;  partial [ceil(n / 65536)] f64 workspace;  state [1] updated;
+ *   scaler [1] updated, NULL = a scale of 1 that never changes;
+ *   found [1] f32 read, NULL = 0: not 0 says that another part of the gradient is not finite;
+ *   g [n] f32 read;  control [1] read */
 typedef struct lm_grad_norm_args {
   uint32_t size;
   int32_t type;
   lm_step_metrics *metrics;
   double *partial;
+  lm_optimizer_state *state;
+  lm_scaler *scaler;
+  const float *found;
   const float *g;
   const lm_optimizer_control *control;
   int64_t n;
 } lm_grad_norm_args;
 LM_API int32_t lm_grad_norm(lm_ctx *ctx, const lm_grad_norm_args *args, lm_stream *stream);
 
-/* lm_adamw: one AdamW update of a flat arena (Loshchilov & Hutter 2017, arXiv:1711.05101), then g = 0.
+/* lm_adamw: one AdamW update of a flat arena (Loshchilov & Hutter 2017, arXiv:1711.05101), then g = 0. If metrics->skipped,
+ * p, m, v and copy keep every bit and g is zeroed all the same.
  *   p, m, v [n] f32 updated;  g [n] f32 read and zeroed;  copy [n] of copy_type written with the new p, or NULL;
- *   control, metrics [1] read (metrics->clip scales g) */
+ *   control, metrics [1] read, as lm_grad_norm left them */
 typedef struct lm_adamw_args {
   uint32_t size;
   int32_t type;
@@ -508,3 +557,57 @@ typedef struct lm_adamw_args {
   int32_t reserved;
 } lm_adamw_args;
 LM_API int32_t lm_adamw(lm_ctx *ctx, const lm_adamw_args *args, lm_stream *stream);
+
+/* Gradient scaler ------------------------------------------------------------------------------------------------- */
+
+/* lm_scaler_set: writes a scaler; its values travel with the call.   scaler [1] written */
+typedef struct lm_scaler_set_args {
+  uint32_t size;
+  int32_t type;
+  lm_scaler *scaler;
+  float scale;
+  int32_t growth_tracker;
+  float growth_factor;
+  float backoff_factor;
+  int32_t growth_interval;
+  float min_scale;
+  float max_scale;
+  int32_t reserved;
+} lm_scaler_set_args;
+LM_API int32_t lm_scaler_set(lm_ctx *ctx, const lm_scaler_set_args *args, lm_stream *stream);
+
+/* lm_scaler_scale: y = x * scale.   y [n] f32 written, may be x;  x [n] f32 read;  scaler [1] read */
+typedef struct lm_scaler_scale_args {
+  uint32_t size;
+  int32_t type;
+  float *y;
+  const float *x;
+  const lm_scaler *scaler;
+  int64_t n;
+} lm_scaler_scale_args;
+LM_API int32_t lm_scaler_scale(lm_ctx *ctx, const lm_scaler_scale_args *args, lm_stream *stream);
+
+/* lm_scaler_unscale: *found = 1 if an element of g is not finite, then g /= scale (multiplied by the f32 nearest to 1 / scale).
+ *   g [n] f32 updated;  found [1] f32 written only if an element is not finite;  scaler [1] read */
+typedef struct lm_scaler_unscale_args {
+  uint32_t size;
+  int32_t type;
+  float *g;
+  float *found;
+  const lm_scaler *scaler;
+  int64_t n;
+} lm_scaler_unscale_args;
+LM_API int32_t lm_scaler_unscale(lm_ctx *ctx, const lm_scaler_unscale_args *args, lm_stream *stream);
+
+/* lm_scaler_update: the scaler takes its step, as if its gradient was not finite where any of found is not 0; then found = 0.
+ *   scaler [1] updated;  found [count] f32 read and zeroed;
+ *   new_scale  not 0: the scale becomes this instead, and nothing else changes */
+typedef struct lm_scaler_update_args {
+  uint32_t size;
+  int32_t type;
+  lm_scaler *scaler;
+  float *found;
+  int32_t count;
+  float new_scale;
+} lm_scaler_update_args;
+LM_API int32_t lm_scaler_update(lm_ctx *ctx, const lm_scaler_update_args *args, lm_stream *stream);

@@ -22,6 +22,8 @@ typedef struct lm_sim {
   _Atomic uint64_t calls;
   _Atomic uint64_t operations;
   _Atomic uint32_t streams;
+  pthread_mutex_t mutex;
+  uint64_t pinned; /* page-locked now; under the mutex */
 } lm_sim;
 
 struct lm_backend_stream {
@@ -42,11 +44,15 @@ static bool fails(lm_sim *sim, int32_t status, const char *call) {
   return true;
 }
 
-static int32_t delay(void *arg, int32_t status) {
-  (void)status;
-  uint64_t microseconds = (uintptr_t)arg;
+static void sleep_for(uint64_t microseconds) {
+  if (!microseconds) return;
   struct timespec time = {.tv_sec = (time_t)(microseconds / 1000000), .tv_nsec = (long)(microseconds % 1000000) * 1000};
   nanosleep(&time, NULL);
+}
+
+static int32_t delay(void *arg, int32_t status) {
+  (void)status;
+  sleep_for((uintptr_t)arg);
   return LM_OK;
 }
 
@@ -72,6 +78,7 @@ static int32_t before(lm_sim *sim, lm_backend_stream *stream) {
 static void sim_close(lm_backend *base) {
   lm_sim *sim = self(base);
   sim->api->close(sim->inner);
+  pthread_mutex_destroy(&sim->mutex);
   sim->host.release(sim);
 }
 
@@ -85,20 +92,45 @@ static int32_t sim_synchronize(lm_backend *base) {
 
 static void *sim_mem_reserve(lm_backend *base, uint64_t bytes) {
   if (fails(self(base), LM_ERR_OUT_OF_MEMORY, "mem_reserve")) return NULL;
+  sleep_for(self(base)->options.driver_delay);
   return self(base)->api->mem_reserve(self(base)->inner, bytes);
 }
 
+/* Late only after the memory is back: by then another thread may have been given the same addresses. */
 static void sim_mem_release(lm_backend *base, void *memory, uint64_t bytes) {
   self(base)->api->mem_release(self(base)->inner, memory, bytes);
+  sleep_for(self(base)->options.driver_delay);
+}
+
+static void unpin(lm_sim *sim, uint64_t bytes) {
+  pthread_mutex_lock(&sim->mutex);
+  sim->pinned -= bytes;
+  pthread_mutex_unlock(&sim->mutex);
 }
 
 static void *sim_pinned_reserve(lm_backend *base, uint64_t bytes, int32_t flags) {
-  if (fails(self(base), LM_ERR_PINNED, "pinned_reserve")) return NULL;
-  return self(base)->api->pinned_reserve(self(base)->inner, bytes, flags);
+  lm_sim *sim = self(base);
+  if (fails(sim, LM_ERR_PINNED, "pinned_reserve")) return NULL;
+  sleep_for(sim->options.driver_delay);
+  pthread_mutex_lock(&sim->mutex);
+  uint64_t limit = sim->options.pinned_limit, pinned = sim->pinned;
+  bool refused = limit && bytes > limit - pinned;
+  if (!refused) sim->pinned += bytes;
+  pthread_mutex_unlock(&sim->mutex);
+  if (refused) {
+    sim->host.fail(sim->host.owner, LM_ERR_PINNED,
+                   "pinned_reserve: the system locks no more page-locked host memory: requested=%llu locked=%llu limit=%llu",
+                   (unsigned long long)bytes, (unsigned long long)pinned, (unsigned long long)limit);
+    return NULL;
+  }
+  void *memory = sim->api->pinned_reserve(sim->inner, bytes, flags);
+  if (!memory) unpin(sim, bytes);
+  return memory;
 }
 
 static void sim_pinned_release(lm_backend *base, void *memory, uint64_t bytes) {
   self(base)->api->pinned_release(self(base)->inner, memory, bytes);
+  unpin(self(base), bytes);
 }
 
 static lm_backend_stream *sim_stream_create(lm_backend *base, int32_t priority) {
@@ -224,6 +256,28 @@ static void sim_graph_destroy(lm_backend *base, lm_backend_graph *graph) {
   self(base)->api->graph_destroy(self(base)->inner, graph);
 }
 
+static void *sim_managed_reserve(lm_backend *base, uint64_t bytes) {
+  if (fails(self(base), LM_ERR_OUT_OF_MEMORY, "managed_reserve")) return NULL;
+  return self(base)->api->managed_reserve(self(base)->inner, bytes);
+}
+
+static void sim_managed_release(lm_backend *base, void *memory, uint64_t bytes) {
+  self(base)->api->managed_release(self(base)->inner, memory, bytes);
+}
+
+static int32_t sim_managed_advise(lm_backend *base, void *memory, uint64_t bytes, int32_t advice) {
+  if (fails(self(base), LM_ERR_DEVICE, "managed_advise")) return LM_ERR_DEVICE;
+  return self(base)->api->managed_advise(self(base)->inner, memory, bytes, advice);
+}
+
+static int32_t sim_managed_prefetch(lm_backend *base, lm_backend_stream *stream, void *memory, uint64_t bytes,
+                                    int32_t to_host) {
+  if (fails(self(base), LM_ERR_DEVICE, "managed_prefetch")) return LM_ERR_DEVICE;
+  int32_t status = before(self(base), stream);
+  if (status) return status;
+  return self(base)->api->managed_prefetch(self(base)->inner, stream->inner, memory, bytes, to_host);
+}
+
 static const lm_backend_api api = {
     .version = LM_BACKEND_VERSION,
     .close = sim_close,
@@ -255,6 +309,10 @@ static const lm_backend_api api = {
     .graph_end = sim_graph_end,
     .graph_launch = sim_graph_launch,
     .graph_destroy = sim_graph_destroy,
+    .managed_reserve = sim_managed_reserve,
+    .managed_release = sim_managed_release,
+    .managed_advise = sim_managed_advise,
+    .managed_prefetch = sim_managed_prefetch,
 };
 
 lm_backend *lm_sim_backend_wrap(const lm_host *host, lm_backend *inner, const lm_sim_options *options) {
@@ -269,6 +327,7 @@ lm_backend *lm_sim_backend_wrap(const lm_host *host, lm_backend *inner, const lm
   sim->api = inner->api;
   sim->inner = inner;
   sim->options = *options;
+  pthread_mutex_init(&sim->mutex, NULL);
   return &sim->base;
 }
 
@@ -288,7 +347,10 @@ int lm_sim_parse(const char *device, lm_sim_options *options) {
     const char *name;
     uint64_t *value;
   } fields[] = {
-      {"fail_at=", &options->fail_at}, {"fault_at=", &options->fault_at}, {"heap_fail_at=", &options->heap_fail_at}};
+      {"fail_at=", &options->fail_at},           {"fault_at=", &options->fault_at},
+      {"heap_fail_at=", &options->heap_fail_at}, {"pinned_limit=", &options->pinned_limit},
+      {"driver_delay=", &options->driver_delay}};
+  const size_t count = sizeof fields / sizeof *fields;
   const char *text = device + 4;
   for (;;) {
     if (strncmp(text, "delays=", 7) == 0) {
@@ -301,8 +363,8 @@ int lm_sim_parse(const char *device, lm_sim_options *options) {
       } while (*text == '/');
     } else {
       size_t i = 0;
-      while (i < 3 && strncmp(text, fields[i].name, strlen(fields[i].name)) != 0) i++;
-      text = i < 3 ? read_number(text + strlen(fields[i].name), fields[i].value) : NULL;
+      while (i < count && strncmp(text, fields[i].name, strlen(fields[i].name)) != 0) i++;
+      text = i < count ? read_number(text + strlen(fields[i].name), fields[i].value) : NULL;
       if (!text) return false;
     }
     if (*text == 0) return true;

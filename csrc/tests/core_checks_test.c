@@ -301,8 +301,12 @@ static void training(void) {
     REFUSES(loss_sum, loss = NULL, "loss is NULL");
   }
   {
-    lm_grad_norm_args valid = {.size = sizeof valid, .metrics = P, .partial = P, .g = P, .control = P, .n = 4};
+    lm_grad_norm_args valid = {.size = sizeof valid, .metrics = P, .partial = P, .state = P, .g = P, .control = P, .n = 4};
     ACCEPTS(grad_norm, n = 1);
+    ACCEPTS(grad_norm, scaler = P);
+    REFUSES(grad_norm, state = NULL, "state is NULL");
+    REFUSES(grad_norm, scaler = HALF, "scaler is not aligned to 4");
+    REFUSES(grad_norm, found = HALF, "found is not aligned to 4");
     REFUSES(grad_norm, n = 0, "n is too small");
     REFUSES(grad_norm, partial = NULL, "partial is NULL");
     REFUSES(grad_norm, control = NULL, "control is NULL");
@@ -319,6 +323,33 @@ static void training(void) {
     REFUSES(adamw, copy_type = LM_F32, "copy is not aligned to 4");
     REFUSES(adamw, copy_type = 77, "copy_type is not");
   }
+  {
+    lm_scaler_set_args valid = {.size = sizeof valid, .scaler = P, .scale = 1, .growth_factor = 2, .backoff_factor = 0.5f,
+                                .growth_interval = 1};
+    ACCEPTS(scaler_set, growth_tracker = 3);
+    REFUSES(scaler_set, scaler = NULL, "scaler is NULL");
+    REFUSES(scaler_set, scale = 0, "wanted scale > 0");
+    REFUSES(scaler_set, growth_factor = 1, "wanted scale > 0, growth_factor > 1");
+    REFUSES(scaler_set, backoff_factor = 1, "wanted scale > 0, growth_factor > 1");
+    REFUSES(scaler_set, growth_interval = 0, "growth_interval is too small");
+  }
+  {
+    lm_scaler_scale_args valid = {.size = sizeof valid, .y = P, .x = P, .scaler = P, .n = 4};
+    ACCEPTS(scaler_scale, n = 1);
+    REFUSES(scaler_scale, x = NULL, "x is NULL");
+  }
+  {
+    lm_scaler_unscale_args valid = {.size = sizeof valid, .g = P, .found = P, .scaler = P, .n = 4};
+    ACCEPTS(scaler_unscale, n = 1);
+    REFUSES(scaler_unscale, found = NULL, "found is NULL");
+    REFUSES(scaler_unscale, n = 0, "n is too small");
+  }
+  {
+    lm_scaler_update_args valid = {.size = sizeof valid, .scaler = P, .found = P, .count = 4};
+    ACCEPTS(scaler_update, new_scale = 2);
+    REFUSES(scaler_update, count = 0, "count is too small");
+    REFUSES(scaler_update, found = NULL, "found is NULL");
+  }
 }
 
 int main(void) {
@@ -329,7 +360,7 @@ int main(void) {
   test("lm_<row kernel>() names bad arguments", rows);
   test("lm_lora_*() names bad arguments", linear);
   test("lm_attention_*() names bad arguments", attention);
-  test("lm_linear_cross_entropy(), lm_loss_sum(), lm_grad_norm() and lm_adamw() name bad arguments", training);
+  test("lm_linear_cross_entropy(), lm_loss_sum(), lm_grad_norm(), lm_adamw() and lm_scaler_*() name bad arguments", training);
   lm_stream_destroy(stream);
   lm_ctx_destroy(ctx);
   return summary();

@@ -34,10 +34,10 @@ static void refuses_bad_devices(void) {
       {"cuda", 0, "no CUDA backend"},
       {"cpu", -1, "threads is out of range: threads=-1"},
       {"cpu", 1 << 20, "threads is out of range"},
-      {"sim:", 0, "unknown device"},
-      {"sim:fail_at=", 0, "unknown device"},
-      {"sim:delays=1/", 0, "unknown device"},
-      {"sim:fail_at=1;", 0, "unknown device"},
+      {"sim:", 0, "options of the simulated device are malformed: device=\"sim:\""},
+      {"sim:fail_at=", 0, "malformed"},
+      {"sim:delays=1/", 0, "malformed"},
+      {"sim:fail_at=1;", 0, "malformed"},
   };
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     char error[512] = "";

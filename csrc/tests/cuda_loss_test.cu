@@ -43,7 +43,7 @@ static void test_shape(const shape *h, int32_t type, int32_t w_type, bool gradie
       const lm_linear_cross_entropy_args args = {
           sizeof args, type, d.floats(loss), gradient ? d.at(dx) : nullptr, d.at(logits), d.at(gathered), d.at(x), d.at(w),
           d.ints(label_rows), d.ints(label_ids), (const lm_batch_header *)d.at(batch), h->rows, h->width, h->vocab, chunk,
-          h->chunk_rows, (int32_t)dx.pitch, (int32_t)x.pitch, (int32_t)w.pitch, w_type, 0};
+          h->chunk_rows, (int32_t)dx.pitch, (int32_t)x.pitch, (int32_t)w.pitch, w_type, 0, nullptr};
       status = lm_linear_cross_entropy(d.ctx, &args, d.stream);
     }
     return status;

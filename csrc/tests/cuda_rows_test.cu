@@ -215,37 +215,53 @@ static lm_step_metrics metrics_of(const array &a, int device) {
 
 static bool near(double a, double b, double relative) { return a == b || fabs(a - b) <= relative * fabs(b) || (isnan(a) && isnan(b)); }
 
-static void test_grad_norm(int64_t n, int64_t offset, float max_norm, float poison) {
+static void test_grad_norm(int64_t n, int64_t offset, double max_norm, float poison, float scale = 0) {
   clear_arrays();
   const int64_t blocks = (n + 65535) / 65536;
   array g = make(LM_F32, 1, n, n, 1, 1, offset), partial = make_empty(LM_F64, 1, blocks, blocks);
   lm_optimizer_control control = {};
-  control.max_norm = max_norm;
-  const lm_step_metrics start = {1.5, 2.5, 3.5, 4.5};
-  array settings = make_struct(control), metrics = make_struct(start);
-  if (poison != 0) put_float(LM_F32, g.data(), n / 2, poison), upload(g);
+  control.learning_rate = 2, control.beta1 = 0.9, control.beta2 = 0.999, control.weight_decay = 0.1, control.max_norm = max_norm;
+  control.warmup_steps = 9, control.total_steps = 20, control.schedule = (int32_t)(n % 3);
+  lm_step_metrics start = {};
+  start.loss_sum = 1.5;
+  const lm_optimizer_state counts = {4, 2};
+  const lm_scaler start_scaler = {scale, 1, 2, 0.5f, 2, 0, 0, 0};
+  array settings = make_struct(control), metrics = make_struct(start), state = make_struct(counts), scaler = make_struct(start_scaler);
+  if (poison != 0) put_float(LM_F32, g.data(), n / 2, poison), put_float(LM_F32, g.data(), n - 1, poison), upload(g);
   auto norm = [&](side &s) {
     const lm_grad_norm_args args = {sizeof args, LM_F32, static_cast<lm_step_metrics *>(s.at(metrics)), static_cast<double *>(s.at(partial)),
+                                    static_cast<lm_optimizer_state *>(s.at(state)),
+                                    scale ? static_cast<lm_scaler *>(s.at(scaler)) : nullptr, nullptr,
                                     s.floats(g), static_cast<lm_optimizer_control *>(s.at(settings)), n};
     return lm_grad_norm(s.ctx, &args, s.stream);
   };
   run("grad_norm", norm);
   const lm_step_metrics a = metrics_of(metrics, 0), b = metrics_of(metrics, 1);
-  CHECK(near(b.grad_norm, a.grad_norm, 1e-6) && near(b.clip, a.clip, 1e-6) && b.loss_sum == 1.5 && b.reserved == 4.5,
+  CHECK(near(b.grad_norm, a.grad_norm, 1e-6) && near(b.clip, a.clip, 1e-6) && b.loss_sum == 1.5,
         "grad_norm %lld: %.9g %.9g, wanted %.9g %.9g", (long long)n, b.grad_norm, b.clip, a.grad_norm, a.clip);
+  CHECK(b.skipped == a.skipped && b.bad_element == a.bad_element && b.step == a.step && b.loss_scale == a.loss_scale,
+        "grad_norm %lld: skipped %d, bad element %lld, step %lld, wanted %d, %lld, %lld", (long long)n, b.skipped,
+        (long long)b.bad_element, (long long)b.step, a.skipped, (long long)a.bad_element, (long long)a.step);
+  CHECK(near(b.learning_rate, a.learning_rate, 1e-14) && near(b.factor, a.factor, 1e-6) && near(b.decay, a.decay, 1e-6) &&
+            near(b.rate, a.rate, 1e-6) && near(b.root, a.root, 1e-6),
+        "grad_norm %lld: learning rate %.17g, wanted %.17g", (long long)n, b.learning_rate, a.learning_rate);
+  CHECK(download(state, 1) == download(state, 0) && download(scaler, 1) == download(scaler, 0), "grad_norm %lld: state", (long long)n);
   const std::vector<uint8_t> gpu = download(partial, 1);
   CHECK(untouched(partial, gpu, 1) && untouched(g, download(g, 1), 0), "grad_norm %lld: wrote outside", (long long)n);
-  repeats("grad_norm", {&metrics, &partial}, norm);
+  repeats("grad_norm", {&metrics, &partial, &state, &scaler}, norm);
 }
 
-static void test_adamw(int64_t n, int64_t offset, int32_t copy_type, bool has_copy) {
+static void test_adamw(int64_t n, int64_t offset, int32_t copy_type, bool has_copy, bool skipped = false) {
   clear_arrays();
   array p = make(LM_F32, 1, n, n, 1, 1, offset), m = make(LM_F32, 1, n, n, 1, 0.1f, offset), v = make(LM_F32, 1, n, n, 1, 0.1f, offset);
   array g = make(LM_F32, 1, n, n, 1, 3, offset), copy = make_empty(copy_type, 1, n, n, offset);
   for (int64_t i = 0; i < n; i++) put_float(LM_F32, v.data(), i, i % 5 == 0 ? 0 : fabsf(float_of(LM_F32, v.data(), i)));
   upload(v);
-  const lm_optimizer_control control = {1e-2f, 0.9f, 0.999f, 1e-8f, 0.1f, 1 - powf(0.9f, 3), 1 - powf(0.999f, 3), 1};
-  const lm_step_metrics start = {0, 2, 0.25, 0};
+  lm_optimizer_control control = {};
+  control.beta1 = 0.9, control.beta2 = 0.999, control.eps = 1e-8;
+  lm_step_metrics start = {};
+  start.skipped = skipped, start.factor = 0.25f, start.decay = 0.999f;
+  start.rate = 1e-2f / (1 - powf(0.9f, 3)), start.root = 1 / sqrtf(1 - powf(0.999f, 3));
   array settings = make_struct(control), metrics = make_struct(start);
   auto step = [&](side &s) {
     const lm_adamw_args args = {sizeof args, LM_F32, s.floats(p), s.floats(m), s.floats(v), s.floats(g), has_copy ? s.at(copy) : NULL,
@@ -263,10 +279,40 @@ static void test_adamw(int64_t n, int64_t offset, int32_t copy_type, bool has_co
   repeats("adamw", {&p, &m, &v, &g, &copy}, step);
 }
 
+static void test_scaler(int64_t n, int64_t offset) {
+  for (int turn = 0; turn < 2; turn++) { /* finite, then not */
+    clear_arrays();
+    array x = make(LM_F32, 1, n, n, 1, 1, offset), y = make_empty(LM_F32, 1, n, n, offset), found = make_empty(LM_F32, 1, 3, 3);
+    for (int64_t i = 0; i < 3; i++) put_float(LM_F32, found.data(), i, 0);
+    if (turn) put_float(LM_F32, x.data(), n - 1, INFINITY);
+    upload(x), upload(found);
+    array scaler = make_struct(lm_scaler{});
+    run("scaler", [&](side &s) {
+      lm_scaler *const at = static_cast<lm_scaler *>(s.at(scaler));
+      const lm_scaler_set_args set = {sizeof set, 0, at, 24, 1, 2, 0.5f, 2, 0, 0, 0};
+      const lm_scaler_scale_args scale = {sizeof scale, 0, s.floats(y), s.floats(x), at, n};
+      const lm_scaler_unscale_args unscale = {sizeof unscale, 0, s.floats(x), s.floats(found) + 2, at, n};
+      const lm_scaler_update_args update = {sizeof update, 0, at, s.floats(found), 3, 0};
+      int32_t status = lm_scaler_set(s.ctx, &set, s.stream);
+      if (!status) status = lm_scaler_scale(s.ctx, &scale, s.stream);
+      if (!status) status = lm_scaler_unscale(s.ctx, &unscale, s.stream);
+      return status ? status : lm_scaler_update(s.ctx, &update, s.stream);
+    });
+    const std::string what = "scaler " + std::to_string(n) + " offset " + std::to_string(offset);
+    same_bits(y, 1, (what + " scale").c_str());
+    same_bits(x, 1, (what + " unscale").c_str());
+    same_bits(found, 1, (what + " found").c_str());
+    lm_scaler got;
+    memcpy(&got, download(scaler, 1).data() + GUARD, sizeof got);
+    CHECK(got.scale == (turn ? 12 : 48) && got.growth_tracker == 0, "%s: %g", what.c_str(), got.scale);
+  }
+}
+
 static void test_loss_sum(int32_t rows, int32_t labelled) {
   clear_arrays();
   const lm_batch_header header = {rows, 1, labelled, 1};
-  const lm_step_metrics start = {10, 2, 3, 4};
+  lm_step_metrics start = {};
+  start.loss_sum = 10, start.grad_norm = 2, start.clip = 3, start.root = 4;
   array loss = make(LM_F32, 1, rows, rows), batch = make_struct(header), metrics = make_struct(start);
   for (int32_t i = labelled < 0 ? 0 : labelled; i < rows; i++) put_float(LM_F32, loss.data(), i, NAN);
   upload(loss);
@@ -277,7 +323,7 @@ static void test_loss_sum(int32_t rows, int32_t labelled) {
   };
   run("loss_sum", sum);
   const lm_step_metrics a = metrics_of(metrics, 0), b = metrics_of(metrics, 1);
-  CHECK(fabs(a.loss_sum - b.loss_sum) <= 1e-9 * (1 + rows) && b.grad_norm == 2 && b.clip == 3 && b.reserved == 4,
+  CHECK(fabs(a.loss_sum - b.loss_sum) <= 1e-9 * (1 + rows) && b.grad_norm == 2 && b.clip == 3 && b.root == 4,
         "loss_sum %d of %d: %.17g, wanted %.17g", labelled, rows, b.loss_sum, a.loss_sum);
   repeats("loss_sum", {&metrics}, sum);
 }
@@ -337,12 +383,15 @@ int main(void) {
         test_rope(type, (int32_t)rows, rows % 2 ? 14 : 3, head_dim, rows % 2 ? 128 : 0, rows % 3 ? 8 : 1);
       }
     for (int64_t n : {1, 3, 4, 1023, 1000003})
-      for (int64_t offset : {0, 1}) test_adamw(n, offset, type, n != 1023);
+      for (int64_t offset : {0, 1}) test_adamw(n, offset, type, n != 1023), test_adamw(n, offset, type, n != 1023, true);
     test_graph(type);
   }
   for (int64_t n : {1, 1023, 65536, 65537, 1000003, 11272192})
-    for (int64_t offset : {0, 1}) test_grad_norm(n, offset, offset ? 0.5f : 0, 0);
-  test_grad_norm(100000, 0, 1, NAN), test_grad_norm(100000, 0, 1, INFINITY), test_grad_norm(100, 0, 1e9f, 0);
+    for (int64_t offset : {0, 1}) test_grad_norm(n, offset, offset ? 0.5 : 0, 0);
+  test_grad_norm(100000, 0, 1, NAN), test_grad_norm(100000, 0, 1, INFINITY), test_grad_norm(100, 0, 1e9, 0);
+  test_grad_norm(100000, 0, 1, 0, 65536), test_grad_norm(100000, 0, 1, NAN, 65536), test_grad_norm(100000, 1, 1, 3e38f, 0x1p127f);
+  test_grad_norm(100000, 0, 0, 3e38f, 1), test_grad_norm(300001, 0, 1, -INFINITY, 2);
+  test_scaler(1, 0), test_scaler(100003, 0), test_scaler(4096, 1);
   for (int32_t labelled : {-3, 0, 1, 31, 1000, 8192, 9000}) test_loss_sum(8192, labelled);
   close_sides();
   return report();

@@ -36,8 +36,9 @@ static void test_order(void) {
   api->pinned_release(backend, pinned, 4096);
 }
 
+/* More marks than there is room for at first; not more work than a stream that is held up can queue, about a thousand. */
 static void test_many_marks(void) {
-  enum { COUNT = 1000 };
+  enum { COUNT = 200 };
   lm_backend_stream *stream = new_stream();
   uint8_t *device = bytes(api->mem_reserve(backend, 4096));
   std::vector<uint64_t> marks;
@@ -62,7 +63,7 @@ static void test_many_marks(void) {
     CHECK(late == 0, "%d marks have not passed at the end", late);
   }
   const uint64_t start = allocations;
-  for (int i = 0; i < COUNT; i++) {
+  for (int i = 0; i < 5 * COUNT; i++) {
     if (api->fill(backend, stream, device, i, 64)) failed++;
     (void)mark(stream);
     if (i % 100 == 0 && wait_all(stream)) failed++;
@@ -101,7 +102,7 @@ static void test_waiters(void) {
     waiters[i].stream = stream, waiters[i].mark = at;
     pthread_create(&ids[i], NULL, waiter_main, &waiters[i]);
   }
-  for (int i = 0; i < 500; i++) {
+  for (int i = 0; i < 150; i++) {
     if (api->fill(backend, stream, device, i, 64)) failed++;
     (void)mark(stream);
   }

@@ -59,7 +59,7 @@ static void test_cross_entropy(const shape *s, int32_t type) {
         sizeof args,      type,     got,        y.data,        logits.data,      gathered.data,
         x.data,           w.data,   label_rows, label_ids,     &batch,           s->rows,
         s->width,         s->vocab, 0,          s->chunk_rows, (int32_t)y.pitch, (int32_t)x.pitch,
-        (int32_t)w.pitch, w_type,   0};
+        (int32_t)w.pitch, w_type,   0,          NULL};
     for (int pass = 0; pass < 2; pass++) { /* with gradient, then evaluation; chunks past the labelled rows do nothing */
       for (args.chunk = 0; args.chunk <= s->rows / s->chunk_rows + 1; args.chunk++)
         lm_cpu_linear_cross_entropy(devices[d], &args);
@@ -111,7 +111,7 @@ static void test_loss_sum(void) {
     if (i < 700) want += (double)loss[i];
   }
   for (int d = 0; d < device_count; d++) {
-    lm_step_metrics metrics = {2.5, 7, 8, 9};
+    lm_step_metrics metrics = {.loss_sum = 2.5, .grad_norm = 7, .clip = 8};
     const lm_batch_header batch = {1000, 1, 700, 1}, none = {1000, 1, 0, 1};
     lm_loss_sum_args args = {sizeof args, LM_F32, &metrics, loss, &batch, 1000, 0};
     lm_cpu_loss_sum(devices[d], &args);
@@ -131,13 +131,18 @@ static void test_optimizer(int64_t n, float max_norm, int32_t copy_type) {
   double *partial = malloc(sizeof(double) * (size_t)((n + 65535) / 65536)), squares = 0, first_norm = 0;
   float *first = malloc((size_t)n * 4);
   for (int64_t k = 0; k < n; k++) squares += (double)start[3][k] * (double)start[3][k];
-  const lm_optimizer_control c = {1e-2f, 0.9f, 0.99f, 1e-6f, 0.1f, 0.3f, 0.02f, max_norm};
+  const lm_optimizer_control c = {.learning_rate = 1e-2, .beta1 = 0.9, .beta2 = 0.99, .eps = 1e-6, .weight_decay = 0.1,
+                                  .max_norm = (double)max_norm};
+  const double correction1 = 1 - pow(0.9, 4), correction2 = 1 - pow(0.99, 4); /* the fourth update */
   const double norm = sqrt(squares), clip = max_norm > 0 ? fmin(1, (double)max_norm / (norm + 1e-6)) : 1;
   for (int d = 0; d < device_count; d++) {
     for (int i = 0; i < 4; i++) memcpy(now[i], start[i], (size_t)n * 4);
-    lm_step_metrics metrics = {5, 0, 0, 0};
-    const lm_grad_norm_args g = {sizeof g, LM_F32, &metrics, partial, now[3], &c, n};
+    lm_step_metrics metrics = {.loss_sum = 5};
+    lm_optimizer_state state = {3, 1};
+    const lm_grad_norm_args g = {sizeof g, LM_F32, &metrics, partial, &state, NULL, NULL, now[3], &c, n};
     lm_cpu_grad_norm(devices[d], &g);
+    CHECK(state.step == 4 && state.skipped == 1 && metrics.step == 4 && !metrics.skipped && metrics.bad_element == -1,
+          "grad_norm %s x%d: counts", NAME(d));
     CHECK(fabs(metrics.grad_norm / norm - 1) < 1e-6 && fabs(metrics.clip / clip - 1) < 1e-6 && metrics.loss_sum == 5,
           "grad_norm %s x%d: %g for %g, clip %g for %g", NAME(d), metrics.grad_norm, norm, metrics.clip, clip);
     const lm_adamw_args a = {sizeof a, LM_F32,   now[0], now[1],    now[2], now[3], d % 2 ? copy : NULL,
@@ -147,7 +152,7 @@ static void test_optimizer(int64_t n, float max_norm, int32_t copy_type) {
     for (int64_t k = 0; k < n; k++) {
       const double gradient = (double)start[3][k] * clip, m = 0.9 * (double)start[1][k] + 0.1 * gradient;
       const double v = 0.99 * (double)start[2][k] + 0.01 * gradient * gradient;
-      const double p = (double)start[0][k] * (1 - 1e-3) - 1e-2 * (m / 0.3) / (sqrt(v / 0.02) + 1e-6);
+      const double p = (double)start[0][k] * (1 - 1e-3) - 1e-2 * (m / correction1) / (sqrt(v / correction2) + 1e-6);
       worst =
           fmax(worst, fmax(fabs((double)now[0][k] - p), fmax(fabs((double)now[1][k] - m), fabs((double)now[2][k] - v))));
       if (d % 2) copied = fmax(copied, fabs(get(copy_type, copy, k) - rounded(copy_type, (double)now[0][k])));
@@ -163,15 +168,92 @@ static void test_optimizer(int64_t n, float max_norm, int32_t copy_type) {
   free(copy), free(partial), free(first);
 }
 
-static void test_norm_is_nan(void) {
-  float g[3] = {1, NAN, 2};
-  double partial[1];
-  const lm_optimizer_control c = {.max_norm = 1};
+/* What is not finite, or would not be after scaling down, is skipped; squares that overflow f32 alone are not. */
+static void test_skip(void) {
+  enum { n = 70001 };
+  static const struct {
+    float value, scale, found;
+    int skipped;
+    int64_t bad;
+  } cases[] = {
+      {1, 1, 0, 0, -1},         {NAN, 1, 0, 1, 66000}, {INFINITY, 1, 0, 1, 66000}, {-INFINITY, 8, 0, 1, 66000},
+      {3e38f, 0x1p126f, 0, 0, -1}, {3e38f, 1, 0, 1, -1},  {1, 1e-45f, 0, 1, -1},      {1, 0, 0, 1, -1},
+      {1, 8, 1, 1, -1},         {1, 8, NAN, 1, -1},     {0, 1e-45f, 0, 1, -1},
+  };
+  float *now[4], *before[3];
+  double partial[2];
+  for (int i = 0; i < 4; i++) now[i] = malloc(n * 4);
+  for (int i = 0; i < 3; i++) before[i] = malloc(n * 4);
+  uint16_t *copy = malloc(n * 2);
+  const lm_optimizer_control c = {.learning_rate = 1, .beta1 = 0.9, .beta2 = 0.99, .eps = 1e-6, .weight_decay = 0.1};
+  for (int d = 0; d < device_count; d++)
+    for (size_t k = 0; k < sizeof cases / sizeof *cases; k++) {
+      for (int i = 0; i < 4; i++)
+        for (int64_t j = 0; j < n; j++) now[i][j] = (float)fabs(random_normal());
+      for (int64_t j = 0; j < n && cases[k].value == 0; j++) now[3][j] = 0; /* 0 times an infinite factor is NaN */
+      for (int i = 0; i < 3; i++) memcpy(before[i], now[i], n * 4);
+      memset(copy, 0x5a, n * 2);
+      now[3][66000] = cases[k].value;
+      if (cases[k].bad >= 0) now[3][69000] = NAN; /* not the first */
+      lm_step_metrics metrics = {.loss_sum = 5};
+      lm_optimizer_state state = {3, 1};
+      lm_scaler scaler = {cases[k].scale, 4, 2, 0.5f, 5, 0, 0, 0};
+      const lm_grad_norm_args g = {sizeof g, LM_F32, &metrics, partial, &state, &scaler, &cases[k].found, now[3], &c, n};
+      lm_cpu_grad_norm(devices[d], &g);
+      CHECK(metrics.skipped == cases[k].skipped && metrics.bad_element == cases[k].bad && metrics.loss_sum == 5,
+            "grad_norm %s x%d, case %d: skipped %d, bad element %lld", NAME(d), (int)k, metrics.skipped, (long long)metrics.bad_element);
+      CHECK(state.step == 4 - cases[k].skipped && state.skipped == 1 + cases[k].skipped, "grad_norm %s x%d: counts", NAME(d));
+      CHECK(isnan(metrics.grad_norm) == (cases[k].bad >= 0), "grad_norm %s x%d hides NaN", NAME(d));
+      const int grows = !cases[k].skipped && cases[k].scale < 0x1p127f;
+      CHECK(scaler.growth_tracker == 0 && scaler.scale == cases[k].scale * (grows ? 2 : 0.5f), "scaler %s x%d, case %d: %g", NAME(d),
+            (int)k, (double)scaler.scale);
+      const lm_adamw_args a = {sizeof a, LM_F32, now[0], now[1], now[2], now[3], copy, &c, &metrics, n, LM_F16, 0};
+      lm_cpu_adamw(devices[d], &a);
+      int same = copy[0] == 0x5a5a && copy[n - 1] == 0x5a5a, finite = 1, zero = 1;
+      for (int i = 0; i < 3; i++) {
+        same &= memcmp(now[i], before[i], n * 4) == 0;
+        for (int64_t j = 0; j < n; j++) finite &= isfinite(now[i][j]) != 0;
+      }
+      for (int64_t j = 0; j < n; j++) zero &= now[3][j] == 0;
+      CHECK(same == cases[k].skipped && finite && zero, "adamw %s x%d, case %d: same %d, finite %d, zero %d", NAME(d), (int)k, same,
+            finite, zero);
+    }
+  for (int i = 0; i < 4; i++) free(now[i]);
+  for (int i = 0; i < 3; i++) free(before[i]);
+  free(copy);
+}
+
+static void test_scaler(void) {
   for (int d = 0; d < device_count; d++) {
-    lm_step_metrics metrics = {0};
-    const lm_grad_norm_args args = {sizeof args, LM_F32, &metrics, partial, g, &c, 3};
-    lm_cpu_grad_norm(devices[d], &args);
-    CHECK(isnan(metrics.grad_norm) && isnan(metrics.clip), "grad_norm %s x%d hides NaN", NAME(d));
+    lm_scaler s;
+    const lm_scaler_set_args set = {sizeof set, 0, &s, 0x1p126f, 1, 2, 0.5f, 2, 0, 0, 0};
+    lm_cpu_scaler_set(devices[d], &set);
+    float found[3] = {0, 0, 0};
+    lm_scaler_update_args update = {sizeof update, 0, &s, found, 3, 0};
+    for (int i = 0; i < 9; i++) lm_cpu_scaler_update(devices[d], &update);
+    CHECK(s.scale == 0x1p127f && s.growth_tracker == 0, "scaler %s x%d grows to %g", NAME(d), (double)s.scale);
+    found[2] = 1;
+    lm_cpu_scaler_update(devices[d], &update);
+    CHECK(s.scale == 0x1p126f && found[2] == 0, "scaler %s x%d backs off to %g", NAME(d), (double)s.scale);
+    s.max_scale = 3, s.min_scale = 1, s.scale = 2;
+    for (int i = 0; i < 4; i++) lm_cpu_scaler_update(devices[d], &update);
+    CHECK(s.scale == 3, "scaler %s x%d grows beyond its maximum: %g", NAME(d), (double)s.scale);
+    for (int i = 0; i < 4; i++) found[0] = 1, lm_cpu_scaler_update(devices[d], &update);
+    CHECK(s.scale == 1, "scaler %s x%d falls below its minimum: %g", NAME(d), (double)s.scale);
+    update.new_scale = 77, s.growth_tracker = 1;
+    lm_cpu_scaler_update(devices[d], &update);
+    CHECK(s.scale == 77 && s.growth_tracker == 1, "scaler %s x%d: new_scale", NAME(d));
+    float x[5] = {1, -2, 3e38f, 0, 0x1p-149f}, y[5], flag = 0;
+    s.scale = 4;
+    const lm_scaler_scale_args scale = {sizeof scale, 0, y, x, &s, 5};
+    lm_cpu_scaler_scale(devices[d], &scale);
+    CHECK(y[0] == 4 && y[1] == -8 && isinf(y[2]) && y[3] == 0 && y[4] == 0x1p-147f, "scaler_scale %s x%d", NAME(d));
+    lm_scaler_unscale_args unscale = {sizeof unscale, 0, x, &flag, &s, 5};
+    lm_cpu_scaler_unscale(devices[d], &unscale);
+    CHECK(flag == 0 && x[0] == 0.25f && x[2] == 3e38f / 4, "scaler_unscale %s x%d", NAME(d));
+    unscale.g = y;
+    lm_cpu_scaler_unscale(devices[d], &unscale);
+    CHECK(flag == 1 && y[0] == 1 && isinf(y[2]), "scaler_unscale %s x%d does not look", NAME(d));
   }
 }
 
@@ -183,7 +265,8 @@ int main(void) {
   test_optimizer(1, 0, LM_F32);
   test_optimizer(37, 1, LM_BF16);
   test_optimizer(200001, 5, LM_F16);
-  test_norm_is_nan();
+  test_skip();
+  test_scaler();
   close_devices();
   return report();
 }

@@ -1,5 +1,12 @@
 /** Everything that loramem offers: the trainer, the planner, the primitives, and the formats. */
 export { type ErrorCode, type ErrorDetails, LoramemError } from "../ffi/error.ts";
+export {
+  GradScaler,
+  type GradScalerOptions,
+  type GradScalerState,
+  type NamedGradients,
+  type OptimizerKey,
+} from "./amp/grad_scaler.ts";
 export type { ChatMessage } from "./data/chat_template.ts";
 export type { RecordSource } from "./data/records.ts";
 export { type Adapter, type AdapterTensors, readAdapter, writeAdapter } from "./io/adapter.ts";

@@ -28,7 +28,7 @@ async function train(settings: RunSettings): Promise<number> {
   await using trainer = await LoraTrainer.open(options);
   const { noCuda } = trainer.device.info();
   print(
-    `Device ${trainer.device.kind}${noCuda === undefined ? "" : ` (${noCuda})`}, ${options.precision}`,
+    `Device ${trainer.device.kind}${noCuda === undefined ? "" : ` (${noCuda})`}, ${trainer.options.precision}`,
   );
   print(
     `${trainer.parameters} trained parameters, ${trainer.totalSteps} steps of ${options.batchSize} documents, ` +
@@ -70,8 +70,9 @@ async function runSteps(
     tokens += step.tokens;
     seconds += step.seconds;
     const left = (seconds / step.step) * (totalSteps - step.step);
+    const skipped = step.skipped ? `skipped at loss scale ${step.lossScale}  ` : "";
     const text =
-      `step ${step.step}/${totalSteps}  loss ${step.loss.toFixed(4)}  ` +
+      `step ${step.step}/${totalSteps}  loss ${step.loss.toFixed(4)}  ${skipped}` +
       `${Math.round(tokens / seconds)} tokens/s  ${formatDuration(left)} left`;
     const last = step.step === totalSteps;
     line.show(text, last);

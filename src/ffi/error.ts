@@ -30,6 +30,8 @@ export interface ErrorDetails {
   DISPOSED: { readonly label?: string };
   /** A handle was freed already (detected natively by its generation). */
   STALE_HANDLE: { readonly label?: string };
+  /** Memory beside a block was written; found in debug mode. */
+  CORRUPT_MEMORY: Record<never, never>;
   /** The file system refused: not found, not writable, full. */
   IO: { readonly file?: string; readonly errno?: string };
   /** The device or its driver failed. */

@@ -17,6 +17,8 @@ export interface Cell {
   readonly destroy: (pointer: Ptr) => void;
   /** It lies inside something else and owns nothing: the leak net does not need to know it. */
   readonly borrowed?: true;
+  /** The leak net had to close it. */
+  collected?: true;
 }
 
 /** The leak net. One per global scope, and rooted there: Bun collects a registry that only a module refers to. */
@@ -39,6 +41,7 @@ function leakNet(): LeakNet {
 
 function makeLeakNet(): LeakNet {
   const registry = new FinalizationRegistry<Cell>((cell) => {
+    cell.collected = true;
     net.count++;
     net.labels.push(cell.label);
     if (net.labels.length > MOST_LABELS) net.labels.shift();

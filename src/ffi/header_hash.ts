@@ -7,4 +7,4 @@
 export const ABI = { major: 0, minor: 1 } as const;
 
 /** First 8 bytes of the SHA-256 of csrc/include/loramem.h followed by loramem_kernels.h, big-endian. */
-export const HEADER_HASH = 0x7b98682027213aean;
+export const HEADER_HASH = 0x897813849d58ce83n;

@@ -61,6 +61,10 @@ export const runtime: Runtime = {
     return address === 0n ? null : (Number(address) as unknown as Ptr);
   },
 
+  collectGarbage(): void {
+    Bun.gc(true);
+  },
+
   env(name: string): string | undefined {
     return process.env[name];
   },

@@ -1,4 +1,6 @@
 /** The adapter for Deno. */
+import v8 from "node:v8";
+import vm from "node:vm";
 import type { Bound, Completed, CType, FnTable, NativeCallback, Ptr, Runtime } from "./types.ts";
 
 const TYPES = {
@@ -48,6 +50,11 @@ export const runtime: Runtime = {
 
   fromAddress(address: bigint): Ptr | null {
     return Deno.UnsafePointer.create(address) as unknown as Ptr | null;
+  },
+
+  collectGarbage(): void {
+    v8.setFlagsFromString("--expose-gc");
+    vm.runInNewContext("gc")();
   },
 
   env(name: string): string | undefined {

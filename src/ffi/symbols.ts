@@ -39,6 +39,10 @@ export const KERNELS = {
   lm_loss_sum: KERNEL,
   lm_grad_norm: KERNEL,
   lm_adamw: KERNEL,
+  lm_scaler_set: KERNEL,
+  lm_scaler_scale: KERNEL,
+  lm_scaler_unscale: KERNEL,
+  lm_scaler_update: KERNEL,
 } as const satisfies FnTable;
 
 /** Every native function. */
@@ -50,9 +54,14 @@ export const SYMBOLS = {
   lm_last_error: { args: ["ptr", "buf", "u64"], ret: "i32" },
   lm_ctx_info: { args: ["ptr", "buf", "u64"], ret: "i32" },
   lm_ctx_stats: { args: ["ptr", "buf"], ret: "i32" },
+  lm_ctx_memory_stats: { args: ["ptr", "i32", "buf"], ret: "i32" },
+  lm_ctx_reset_peaks: { args: ["ptr"], ret: "i32" },
+  lm_ctx_snapshot: { args: ["ptr", "buf", "u64"], ret: "i32" },
+  lm_debug_enable: { args: ["ptr"], ret: "i32" },
 
   lm_mem_reserve: { args: ["ptr", "u64"], ret: "ptr" },
   lm_mem_release: { args: ["ptr", "ptr"], ret: "i32" },
+  lm_mem_label: { args: ["ptr", "ptr", "buf"], ret: "i32" },
   lm_ptr_add: { args: ["ptr", "i64"], ret: "ptr" },
   lm_mem_copy: { args: ["ptr", "ptr", "ptr", "u64", "ptr"], ret: "i32" },
   lm_mem_fill: { args: ["ptr", "ptr", "i32", "u64", "ptr"], ret: "i32" },
@@ -60,6 +69,18 @@ export const SYMBOLS = {
   lm_pinned_create: { args: ["ptr", "u64", "i32"], ret: "ptr" },
   lm_pinned_data: { args: ["ptr"], ret: "ptr" },
   lm_pinned_destroy: { args: ["ptr"], ret: "void" },
+  lm_pinned_locked: { args: ["ptr"], ret: "i32" },
+
+  lm_pinned_pool_create: { args: ["ptr", "u64"], ret: "ptr" },
+  lm_pinned_pool_destroy: { args: ["ptr"], ret: "void" },
+  lm_pinned_pool_acquire: { args: ["ptr", "u64", "i32"], ret: "ptr" },
+  lm_pinned_pool_trim: { args: ["ptr"], ret: "i32" },
+  lm_pinned_pool_stats_get: { args: ["ptr", "buf"], ret: "i32" },
+
+  lm_managed_reserve: { args: ["ptr", "u64"], ret: "ptr" },
+  lm_managed_release: { args: ["ptr", "ptr"], ret: "i32" },
+  lm_managed_advise: { args: ["ptr", "ptr", "u64", "i32"], ret: "i32" },
+  lm_managed_prefetch: { args: ["ptr", "ptr", "u64", "i32", "ptr"], ret: "i32" },
 
   lm_pool_create: { args: ["ptr", "u64"], ret: "ptr" },
   lm_pool_destroy: { args: ["ptr"], ret: "void" },
@@ -68,6 +89,9 @@ export const SYMBOLS = {
   lm_pool_free: { args: ["ptr", "u64", "ptr"], ret: "i32" },
   lm_pool_trim: { args: ["ptr"], ret: "i32" },
   lm_pool_stats_get: { args: ["ptr", "buf"], ret: "i32" },
+  lm_pool_reset_peaks: { args: ["ptr"], ret: "i32" },
+  lm_pool_snapshot: { args: ["ptr", "buf", "u64"], ret: "i32" },
+  lm_pool_check: { args: ["ptr"], ret: "i32" },
 
   lm_stream_create: { args: ["ptr", "i32"], ret: "ptr" },
   lm_stream_destroy: { args: ["ptr"], ret: "void" },

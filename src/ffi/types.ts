@@ -81,6 +81,8 @@ export interface Runtime {
   address(pointer: Ptr): bigint;
   /** The pointer of an address that was read out of a struct; null for 0. */
   fromAddress(address: bigint): Ptr | null;
+  /** Collects garbage now; finalizers run in later tasks. */
+  collectGarbage(): void;
   /** An environment variable, or undefined where it is unset or may not be read; never prompts. */
   env(name: string): string | undefined;
 }

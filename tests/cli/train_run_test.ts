@@ -60,6 +60,15 @@ test("train writes an adapter and run.json, which starts the same run again", as
   );
 });
 
+test("train says which steps of fp16 it skipped, and at which loss scale", async () => {
+  await using folder = await temporary();
+  const flags = ["--precision", "fp16", "--init-loss-scale", String(2 ** 40), "--max-steps", "1"];
+  const out = join(folder.path, "out");
+  const { code, stdout, stderr } = await run("cli.ts", ["train", ...demoArgs(out), ...flags]);
+  assert.equal(code, 0, stderr);
+  assert.match(stdout, /step 1\/1 {2}loss \d\.\d+ {2}skipped at loss scale 1099511627776 {2}\d/);
+});
+
 test("train accepts a byte-order mark and CRLF line ends", async () => {
   await using folder = await temporary();
   const [record] = (await readFile(join(DEMO, "train.jsonl"), "utf8")).split("\n");

@@ -26,6 +26,7 @@ test("nativeError() gives every status an error code", () => {
     "OUT_OF_MEMORY",
     "STALE_HANDLE",
     "OUT_OF_MEMORY",
+    "CORRUPT_MEMORY",
     "DEVICE",
     "DEVICE",
     "DEVICE",

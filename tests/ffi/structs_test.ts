@@ -66,8 +66,11 @@ test("packStruct() refuses missing and unknown fields", () => {
 });
 
 test("readStruct() reads back what packInto() wrote, at an offset", () => {
-  const view = new DataView(new ArrayBuffer(64));
-  packInto(view, 24, "lm_step_metrics", { loss_sum: 12.25, grad_norm: 1e-300, clip: 1 });
-  const values = readStruct("lm_step_metrics", view, 24);
-  assert.deepEqual({ ...values }, { loss_sum: 12.25, grad_norm: 1e-300, clip: 1, reserved: 0 });
+  const view = new DataView(new ArrayBuffer(128));
+  const state = { loss_sum: 12.25, grad_norm: 1e-300, clip: 1, learning_rate: 0.5, step: 2 ** 40 };
+  const report = { bad_element: -1, loss_scale: 0.25, skipped: 1 };
+  const factors = { factor: 4, decay: 1, rate: 0.125, root: 8 };
+  const written = { ...state, ...report, ...factors };
+  packInto(view, 24, "lm_step_metrics", written);
+  assert.deepEqual({ ...readStruct("lm_step_metrics", view, 24) }, written);
 });

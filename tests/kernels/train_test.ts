@@ -18,13 +18,20 @@ import {
   TOLERANCE,
 } from "./rig.ts";
 
+/** A vector of f64 zeroes. */
+function zeros(rig: Rig, length: number) {
+  return rig.tensor("f64", [length], new Float64Array(length));
+}
+
 /** The bytes of a tensor as metrics. */
 async function metricsOf(
   rig: Rig,
-  tensor: ReturnType<Rig["tensor"]>,
+  { buffer }: ReturnType<Rig["tensor"]>,
 ): Promise<kernels.StepMetrics> {
-  const { data } = await rig.read(tensor);
-  return kernels.readStepMetrics(Float64Array.from(data));
+  using host = rig.device.createPinnedBuffer(buffer.bytes);
+  rig.stream.copy(host, buffer);
+  await rig.stream.done();
+  return kernels.readStepMetrics(host.view(Uint8Array));
 }
 
 for (const kind of KINDS) {
@@ -58,7 +65,7 @@ for (const kind of KINDS) {
           const header = kernels.packBatchHeader({ tokens: T, documents: 1, labelled, lossWeight });
           const batch = rig.struct("i32", header).view;
           const dx = rig.tensor(dtype, [T, C], new Float32Array(T * C), { gap: 2 });
-          const metrics = rig.tensor("f64", [4], [0.5, 0, 0, 0]);
+          const metrics = rig.tensor("f64", [9], [0.5, 0, 0, 0, 0, 0, 0, 0, 0]);
           const losses: Matrix[] = [];
           for (const gradient of [dx.view, null]) {
             const loss = rig.tensor("f32", [capacity, 1]);
@@ -109,6 +116,46 @@ for (const kind of KINDS) {
     );
   }
 
+  test(
+    `linearCrossEntropy() multiplies its gradient, not its loss, by a scale on ${kind}`,
+    SLOW,
+    async () => {
+      const results: number[][] = [];
+      for (const scale of [null, 1, 2 ** 20]) {
+        await using rig = await Rig.open(kind);
+        const { stream } = rig;
+        const random = new Random(3);
+        const [x, w] = [random.matrix("f32", 3, 8), random.matrix("f32", 7, 8)];
+        const [loss, dx] = [rig.tensor("f32", [3]), rig.tensor("f32", [3, 8])];
+        const [logits, gathered] = [rig.tensor("f32", [3, 7]).view, rig.tensor("f32", [3, 8]).view];
+        const [rows, ids] = [rig.ints([0, 1, 2]).view, rig.ints([4, 0, 6]).view];
+        const counts = { tokens: 3, documents: 1, labelled: 3, lossWeight: 0.25 };
+        const batch = rig.struct("i32", kernels.packBatchHeader(counts)).view;
+        const scaler = scale === null ? null : rig.tensor("f32", [8]).view;
+        if (scaler !== null && scale !== null) {
+          kernels.scalerSet(scaler, kernels.scalerValues({ initScale: scale }), { stream });
+        }
+        const tensors = [rig.matrix("f32", x).view, rig.matrix("f32", w).view] as const;
+        const options = { stream, scaler };
+        kernels.linearCrossEntropy(
+          loss.view,
+          dx.view,
+          logits,
+          gathered,
+          ...tensors,
+          rows,
+          ids,
+          batch,
+          options,
+        );
+        const gradient = [...(await rig.read(dx)).data].map((value) => value / (scale ?? 1));
+        results.push([...(await rig.read(loss)).data, ...gradient]);
+      }
+      assert.deepEqual(results[1], results[0]);
+      assert.deepEqual(results[2], results[0]);
+    },
+  );
+
   test(`linearCrossEntropy() stays finite where logits are large on ${kind}`, SLOW, async () => {
     await using rig = await Rig.open(kind);
     const x = rig.tensor("f32", [1, 1], [1]).view;
@@ -143,33 +190,35 @@ for (const kind of KINDS) {
           rig.tensor("f32", [n], values),
         ) as [ReturnType<Rig["tensor"]>, ReturnType<Rig["tensor"]>, ReturnType<Rig["tensor"]>];
         const copy = rig.tensor("bf16", [n]);
-        const metrics = rig.tensor("f64", [4], [0, 0, 0, 0]);
+        const metrics = zeros(rig, 9);
+        const optimizer = zeros(rig, 2);
         const partial = rig.tensor("f64", [Math.ceil(n / 65536)]).view;
+        const settings = {
+          learningRate: 1e-2,
+          beta1: 0.9,
+          beta2: 0.99,
+          eps: 1e-8,
+          weightDecay: 0.1,
+        };
+        const control = rig.struct(
+          "f64",
+          kernels.packOptimizerControl({ ...settings, maxNorm }),
+        ).view;
         for (let step = 1; step <= 3; step++) {
-          const settings = {
-            learningRate: 1e-2,
-            beta1: 0.9,
-            beta2: 0.99,
-            eps: 1e-8,
-            weightDecay: 0.1,
-            step,
-          };
-          const control = rig.struct(
-            "f32",
-            kernels.packOptimizerControl({ ...settings, maxNorm }),
-          ).view;
           const gradient = numbers(2);
           const g = rig.tensor("f32", [n], gradient);
-          kernels.gradNorm(metrics.view, partial, g.view, control, { stream });
+          kernels.gradNorm(metrics.view, partial, optimizer.view, g.view, control, { stream });
           kernels.adamw(p.view, m.view, v.view, g.view, copy.view, control, metrics.view, {
             stream,
           });
-          const { gradNorm, clip } = await metricsOf(rig, metrics);
+          const { gradNorm, clip, ...other } = await metricsOf(rig, metrics);
           const want = norm(gradient);
           assert.ok(Math.abs(gradNorm - want) < 1e-6 * want, `norm of ${n}`);
           const factor = maxNorm === 0 ? 1 : Math.min(1, maxNorm / (want + 1e-6));
           assert.ok(Math.abs(clip - factor) < 1e-6, `clip of ${n}`);
-          adamw(state, gradient, factor, settings);
+          const report = { step, learningRate: 1e-2, lossScale: 1, skipped: false, badElement: -1 };
+          assert.deepEqual(other, { lossSum: 0, ...report });
+          adamw(state, gradient, factor, { ...settings, step });
           assert.ok(
             (await rig.read(g)).data.every((value) => value === 0),
             "the gradient is zeroed",
@@ -198,13 +247,12 @@ for (const kind of KINDS) {
         [n],
         Float32Array.from({ length: n }, () => random.normal()),
       );
-      const metrics = rig.tensor("f64", [4], [0, 0, 0, 0]);
-      const control = rig.struct(
-        "f32",
-        kernels.packOptimizerControl({ learningRate: 1, step: 1 }),
-      ).view;
+      const metrics = zeros(rig, 9);
+      const control = rig.struct("f64", kernels.packOptimizerControl({ learningRate: 1 })).view;
       const partial = rig.tensor("f64", [5]).view;
-      kernels.gradNorm(metrics.view, partial, g.view, control, { stream: rig.stream });
+      kernels.gradNorm(metrics.view, partial, zeros(rig, 2).view, g.view, control, {
+        stream: rig.stream,
+      });
       norms.push((await metricsOf(rig, metrics)).gradNorm);
     }
     assert.deepEqual(norms, [norms[0], norms[0], norms[0]]);
@@ -225,25 +273,28 @@ test("packBatchHeader() and packOptimizerControl() check their fields", SLOW, ()
     const use = () => kernels.packBatchHeader({ ...header, ...bad });
     assert.throws(use, { code: "BAD_ARGUMENT", message: /^packBatchHeader: / });
   }
-  const floats = new Float32Array(
-    kernels.packOptimizerControl({ learningRate: 0.5, step: 2, beta1: 0.5 }).buffer,
-  );
-  assert.deepEqual([floats[0], floats[1], floats[5], floats[7]], [0.5, 0.5, 0.75, 0]);
+  const control = { learningRate: 0.5, schedule: "linear", warmupSteps: 3 } as const;
+  const packed = kernels.packOptimizerControl({ ...control, totalSteps: 9, beta1: 0.5 });
+  assert.deepEqual([...new Float64Array(packed.buffer, 0, 2)], [0.5, 0.5]);
+  assert.deepEqual([...new BigInt64Array(packed.buffer, 48, 3)], [3n, 9n, 2n]);
   for (const bad of [
-    { step: 0 },
+    { warmupSteps: -1 },
+    { totalSteps: 0 },
     { learningRate: Number.NaN },
     { eps: Number.POSITIVE_INFINITY },
+    { schedule: "toString" as "linear" },
   ]) {
-    const use = () => kernels.packOptimizerControl({ learningRate: 1, step: 1, ...bad });
+    const use = () => kernels.packOptimizerControl({ learningRate: 1, ...bad });
     assert.throws(use, { code: "BAD_ARGUMENT", message: /^packOptimizerControl: / });
   }
-  assert.throws(() => kernels.readStepMetrics(new Uint8Array(31)), { code: "BAD_ARGUMENT" });
+  assert.throws(() => kernels.readStepMetrics(new Uint8Array(71)), { code: "BAD_ARGUMENT" });
 });
 
 test("loss and optimizer kernels reject tensors that do not fit", SLOW, async () => {
   await using rig = await Rig.open("cpu", 1);
   const options = { stream: rig.stream };
-  const metrics = rig.tensor("f64", [4]).view;
+  const metrics = rig.tensor("f64", [9]).view;
+  const state = rig.tensor("f64", [2]).view;
   const vector = rig.tensor("f32", [8]).view;
   const short = rig.tensor("f32", [7]).view;
   const batch = rig.ints([0, 0, 0, 0]).view;
@@ -262,19 +313,19 @@ test("loss and optimizer kernels reject tensors that do not fit", SLOW, async ()
   const cases: [() => void, RegExp][] = [
     [() => kernels.lossSum(vector, vector, batch, options), /^lossSum: metrics must be f64/],
     [
-      () => kernels.gradNorm(metrics, partial, large, vector, options),
+      () => kernels.gradNorm(metrics, partial, state, large, metrics, options),
       /^gradNorm: partial is too small: .* pass f64 \[2\]/,
     ],
     [
-      () => kernels.gradNorm(metrics, partial, vector, short, options),
+      () => kernels.gradNorm(metrics, partial, state, vector, state, options),
       /^gradNorm: control has the wrong size/,
     ],
     [
-      () => kernels.adamw(vector, vector, short, vector, null, vector, metrics, options),
+      () => kernels.adamw(vector, vector, short, vector, null, metrics, metrics, options),
       /^adamw: n does not fit: p is \[8\], v is \[7\]/,
     ],
     [
-      () => kernels.adamw(vector, vector, vector, vector, batch, vector, metrics, options),
+      () => kernels.adamw(vector, vector, vector, vector, batch, metrics, metrics, options),
       /^adamw: copy must be f32, bf16, f16/,
     ],
     [() => head(2), /^linearCrossEntropy: chunk must be an integer from 0 to 1: it is 2/],

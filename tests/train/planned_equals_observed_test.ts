@@ -37,6 +37,7 @@ const CONFIGURATIONS: readonly (readonly [string, Precision, number, string | nu
   ["qwen2", "bf16", 78, "1 dropMlp + 1 checkpoint"],
   ["qwen2", "fp32", 26, 0.3],
   ["qwen2", "bf16", 39, 0.6],
+  ["qwen2", "fp16", 39, "1 keep + 1 checkpoint"],
   ["llama3-rope-tied", "bf16", 39, "keep"],
   ["llama3-rope-tied", "bf16", 26, "1 keep + 1 checkpoint"],
   ["llama+qv-only", "fp32", 39, "dropMlp"],

@@ -11,6 +11,7 @@ import type { ProgramName } from "../../src/api/graph/program.ts";
 import { type Adapter, readAdapter } from "../../src/api/io/adapter.ts";
 import { toFloat32 } from "../../src/api/io/dtype.ts";
 import { openSafetensors, type TensorFile } from "../../src/api/io/safetensors.ts";
+import type { ScalerSettings } from "../../src/api/kernels/mod.ts";
 import { Device } from "../../src/api/memory/mod.ts";
 import { readModelConfig } from "../../src/api/nn/config.ts";
 import { linearModules } from "../../src/api/nn/config_tensors.ts";
@@ -122,6 +123,7 @@ export interface SessionSetup {
   readonly dims?: Partial<StepDims>;
   readonly programs?: readonly ProgramName[];
   readonly mode?: ExecutionMode;
+  readonly scaler?: ScalerSettings;
   readonly device?: (typeof KINDS)[number];
 }
 
@@ -163,7 +165,7 @@ export async function openGolden(
   const run = await planGolden(golden, setup);
   await using files = await openSafetensors(`${golden.folder}/model`);
   const device = await Device.open(setup.device ?? "cpu", { threads: setup.threads ?? 2 });
-  const session = Session.commit(device, run, setup.mode ?? "graph");
+  const session = Session.commit(device, run, setup.mode ?? "graph", setup.scaler);
   await loadWeights(session.executor, run, files);
   await importAdapters(session.executor, run, golden.adapter0.tensors);
   return Object.assign(session, {

@@ -9,6 +9,7 @@ import {
   float,
   type KernelOptions,
   launch,
+  type MaybeTensor,
   optional,
   typeCode,
 } from "./tensors.ts";
@@ -17,11 +18,13 @@ import {
 export interface LinearCrossEntropyOptions extends KernelOptions {
   /** Which chunk: labelled rows [chunk * chunkRows, (chunk + 1) * chunkRows), as far as there are any. Default 0. */
   readonly chunk?: number;
+  /** f32 [8]: a gradient scaler, such as {@linkcode GradScaler.factor} gives; the gradient is multiplied by its scale. */
+  readonly scaler?: MaybeTensor;
 }
 
 /**
  * For the labelled rows of one chunk: logits = x W^T, loss = lse(logits) - logit[label] and, if `dx` is given,
- * dx[row] = lossWeight * (softmax - onehot) W. The gradient of the logits replaces them in place; only `chunkRows` of them
+ * dx[row] = lossWeight * scale * (softmax - onehot) W. The gradient of the logits replaces them in place; only `chunkRows` of them
  * exist at a time.
  *
  * @example Usage
@@ -54,7 +57,7 @@ export interface LinearCrossEntropyOptions extends KernelOptions {
  * @param labelRows [M] i32: row of each label, read.
  * @param labelIds [M] i32: the label, in [0, V), read.
  * @param batch i32 [4]: what {@linkcode packBatchHeader} made, read.
- * @param options The stream, and the chunk.
+ * @param options The stream, the chunk, and the scaler.
  * @throws {LoramemError} `BAD_ARGUMENT`, `DISPOSED`, `DEVICE`.
  */
 export function linearCrossEntropy(
@@ -70,7 +73,7 @@ export function linearCrossEntropy(
   options: LinearCrossEntropyOptions,
 ): void {
   const op = "linearCrossEntropy";
-  const { chunk = 0 } = options;
+  const { chunk = 0, scaler = null } = options;
   checkTensors(op, {
     x: activation(x, "T C"),
     dx: optional(activation(dx, "T C")),
@@ -81,6 +84,7 @@ export function linearCrossEntropy(
     labelIds: expect(labelIds, "M", "i32"),
     loss: expect(loss, "M", "f32"),
     batch: expect(batch, "4", "i32"),
+    scaler: optional(expect(scaler, "8", "f32")),
   });
   checkInteger(op, "chunk", chunk, 0, Math.ceil(loss.width / logits.rows) - 1);
   launch(op, "lm_linear_cross_entropy", options, {
@@ -103,6 +107,7 @@ export function linearCrossEntropy(
     x_pitch: x.pitch,
     w_pitch: w.pitch,
     w_type: typeCode(w),
+    scaler,
   });
 }
 
@@ -116,14 +121,14 @@ export function linearCrossEntropy(
  * await using stream = device.createStream();
  * using memory = device.createBuffer(4096);
  * stream.fill(memory, 0); // no labelled row
- * const metrics = memory.as("f64", [4]);
+ * const metrics = memory.as("f64", [9]);
  * const loss = memory.as("f32", [100], { offset: 256 });
  * const batch = memory.as("i32", [4], { offset: 1024 });
  * kernels.lossSum(metrics, loss, batch, { stream });
  * await stream.done();
  * ```
  *
- * @param metrics f64 [4], updated; see {@linkcode readStepMetrics}.
+ * @param metrics f64 [9], updated; see {@linkcode readStepMetrics}.
  * @param loss [M] f32, read.
  * @param batch i32 [4]: what {@linkcode packBatchHeader} made, read.
  * @param options The stream.
@@ -137,7 +142,7 @@ export function lossSum(
 ): void {
   const op = "lossSum";
   checkTensors(op, {
-    metrics: expect(metrics, "4", "f64"),
+    metrics: expect(metrics, "9", "f64"),
     loss: expect(loss, "M", "f32"),
     batch: expect(batch, "4", "i32"),
   });

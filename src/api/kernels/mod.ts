@@ -15,5 +15,14 @@ export * from "./loss.ts";
 export * from "./optimizer.ts";
 export * from "./rope.ts";
 export * from "./rows.ts";
+export {
+  type ScalerSettings,
+  type ScalerValues,
+  scalerScale,
+  scalerSet,
+  scalerUnscale,
+  scalerUpdate,
+  scalerValues,
+} from "./scaler.ts";
 export * from "./step_structs.ts";
 export type { KernelOptions, MaybeTensor, RowOptions } from "./tensors.ts";

@@ -1,6 +1,6 @@
 /** The small structs in device memory that steer a step and report on it. */
-import { packStruct, readStruct } from "../../ffi/structs.ts";
-import { checkFinite, checkInteger } from "../memory/arguments.ts";
+import { packStruct, readStruct, structLayout } from "../../ffi/structs.ts";
+import { badArgument, checkFinite, checkInteger } from "../memory/arguments.ts";
 
 /** What a micro-batch holds. */
 export interface BatchHeader {
@@ -36,12 +36,22 @@ export function packBatchHeader(header: BatchHeader): Uint8Array<ArrayBuffer> {
   return packStruct("lm_batch_header", { tokens, documents, labelled, loss_weight: lossWeight });
 }
 
-/** Settings of one AdamW step. */
+/** How a learning rate falls over a run; see `learningRateAt` of the trainer for the formulas. */
+export type Schedule = "constant" | "cosine" | "linear";
+
+/** `LM_SCHEDULE_*` of csrc/include/loramem_kernels.h. */
+const SCHEDULE_CODES: Readonly<Record<Schedule, number>> = { constant: 0, cosine: 1, linear: 2 };
+
+/** Settings of the optimizer, the same for every step of a run. */
 export interface OptimizerControl {
-  /** Step size. */
+  /** Peak learning rate. */
   readonly learningRate: number;
-  /** Which update this is, from 1; the bias corrections follow from it. */
-  readonly step: number;
+  /** Default `"constant"`. */
+  readonly schedule?: Schedule;
+  /** Steps of linear warm-up. Default 0. */
+  readonly warmupSteps?: number;
+  /** Steps of the run, warm-up included; the schedule ends there. Default 1. */
+  readonly totalSteps?: number;
   /** Decay of the first moment. Default 0.9. */
   readonly beta1?: number;
   /** Decay of the second moment. Default 0.999. */
@@ -55,48 +65,48 @@ export interface OptimizerControl {
 }
 
 /**
- * Bytes of the settings of an optimizer step, to be copied to an f32 [8] in device memory.
+ * Bytes of the settings of the optimizer, to be copied to an f64 [9] in device memory.
  *
  * @example Usage
  * ```ts
  * import { kernels } from "./mod.ts";
- * console.log(kernels.packOptimizerControl({ learningRate: 2e-4, step: 1, maxNorm: 1 }).length); // 32
+ * console.log(kernels.packOptimizerControl({ learningRate: 2e-4, maxNorm: 1 }).length); // 72
  * ```
  *
- * @returns 32 bytes.
+ * @returns 72 bytes.
  * @throws {LoramemError} `BAD_ARGUMENT`.
  */
 export function packOptimizerControl(control: OptimizerControl): Uint8Array<ArrayBuffer> {
   const op = "packOptimizerControl";
   const {
     learningRate,
-    step,
+    schedule = "constant",
+    warmupSteps = 0,
+    totalSteps = 1,
     beta1 = 0.9,
     beta2 = 0.999,
     eps = 1e-8,
     weightDecay = 0,
     maxNorm = 0,
   } = control;
-  for (const [name, value] of Object.entries({
-    learningRate,
-    beta1,
-    beta2,
-    eps,
-    weightDecay,
-    maxNorm,
-  })) {
-    checkFinite(op, name, value);
+  const numbers = { learningRate, beta1, beta2, eps, weightDecay, maxNorm };
+  for (const [name, value] of Object.entries(numbers)) checkFinite(op, name, value);
+  checkInteger(op, "warmupSteps", warmupSteps, 0);
+  checkInteger(op, "totalSteps", totalSteps, 1);
+  if (!Object.hasOwn(SCHEDULE_CODES, schedule)) {
+    const known = Object.keys(SCHEDULE_CODES).join(", ");
+    badArgument(op, `unknown schedule: ${schedule}: use one of ${known}`, "schedule", schedule);
   }
-  checkInteger(op, "step", step, 1);
   return packStruct("lm_optimizer_control", {
     learning_rate: learningRate,
     beta1,
     beta2,
     eps,
     weight_decay: weightDecay,
-    bias_correction1: 1 - beta1 ** step,
-    bias_correction2: 1 - beta2 ** step,
     max_norm: maxNorm,
+    warmup_steps: warmupSteps,
+    total_steps: totalSteps,
+    schedule: SCHEDULE_CODES[schedule],
   });
 }
 
@@ -104,28 +114,48 @@ export function packOptimizerControl(control: OptimizerControl): Uint8Array<Arra
 export interface StepMetrics {
   /** Sum of the row losses since it was zeroed. */
   readonly lossSum: number;
-  /** L2 norm of the gradient before clipping. */
+  /** L2 norm of the gradient, loss scale taken out, before clipping; NaN if the gradient is not finite. */
   readonly gradNorm: number;
-  /** Factor that was applied to the gradient. */
+  /** Factor of clipping. */
   readonly clip: number;
+  /** Learning rate of the step. */
+  readonly learningRate: number;
+  /** Updates applied so far, this one included unless it was skipped. */
+  readonly step: number;
+  /** First element of the gradient that is not finite, or -1. */
+  readonly badElement: number;
+  /** What the gradient was multiplied by. */
+  readonly lossScale: number;
+  /** Whether the update was left out. */
+  readonly skipped: boolean;
 }
 
 /**
- * Reads the metrics of a step out of host memory that the f64 [4] was copied to.
+ * Reads the metrics of a step out of host memory that the f64 [9] was copied to.
  *
  * @example Usage
  * ```ts
  * import { kernels } from "./mod.ts";
- * console.log(kernels.readStepMetrics(Float64Array.of(12.5, 0.7, 1, 0)).lossSum); // 12.5
+ * console.log(kernels.readStepMetrics(Float64Array.of(12.5, 0.7, 1, 0, 0, 0, 0, 0, 0)).lossSum); // 12.5
  * ```
  *
- * @param bytes View of at least 32 bytes.
+ * @param bytes View of at least 72 bytes.
  * @returns The values.
  */
 export function readStepMetrics(bytes: ArrayBufferView<ArrayBuffer>): StepMetrics {
   const op = "readStepMetrics";
-  checkInteger(op, "bytes.byteLength", bytes.byteLength, 32);
+  const { size } = structLayout("lm_step_metrics");
+  checkInteger(op, "bytes.byteLength", bytes.byteLength, size);
   const view = new DataView(bytes.buffer, bytes.byteOffset, bytes.byteLength);
-  const { loss_sum, grad_norm, clip } = readStruct("lm_step_metrics", view);
-  return { lossSum: loss_sum, gradNorm: grad_norm, clip };
+  const metrics = readStruct("lm_step_metrics", view);
+  return {
+    lossSum: metrics.loss_sum,
+    gradNorm: metrics.grad_norm,
+    clip: metrics.clip,
+    learningRate: metrics.learning_rate,
+    step: metrics.step,
+    badElement: metrics.bad_element,
+    lossScale: metrics.loss_scale,
+    skipped: metrics.skipped !== 0,
+  };
 }

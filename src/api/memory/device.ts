@@ -3,35 +3,55 @@ import { streamDone } from "../../ffi/completion.ts";
 import { LoramemError } from "../../ffi/error.ts";
 import { type Cell, cellOf, disposeNow, NativeObject, pointerOf } from "../../ffi/handle.ts";
 import { native, openLibrary } from "../../ffi/load.ts";
-import { check, creationError, decodeText, STATUS } from "../../ffi/status.ts";
+import { check, creationError, decodeText, nativeError } from "../../ffi/status.ts";
 import type { Ptr } from "../../ffi/types.ts";
 import { badArgument, checkInteger } from "./arguments.ts";
-import { DeviceBuffer } from "./device_buffer.ts";
+import type { DeviceBuffer } from "./device_buffer.ts";
 import { disposeWaiter, Event } from "./event.ts";
+import { endLeaks, type Leak, type LeakReport, leaksOf, noteMade, watchLeaks } from "./leaks.ts";
+import type { ManagedBuffer } from "./managed_buffer.ts";
 import {
   createPinnedBuffer,
   type PinnedBuffer,
   type PinnedBufferOptions,
 } from "./pinned_buffer.ts";
+import { createPinnedPool, type PinnedPool, type PinnedPoolOptions } from "./pinned_pool.ts";
 import { createPool, type MemoryPool, type PoolOptions } from "./pool.ts";
+import { type BufferOptions, createBuffer, createManagedBuffer } from "./reservation.ts";
 import {
   createScratchArena,
   type ScratchArena,
   type ScratchArenaOptions,
 } from "./scratch_arena.ts";
-import { readStats } from "./stats.ts";
+import { type SimOptions, simName } from "./sim.ts";
+import { type DeviceSnapshot, takeSnapshot } from "./snapshot.ts";
+import {
+  type DeviceStats,
+  type MemoryClass,
+  type MemoryStats,
+  readMemoryStats,
+  readStats,
+} from "./stats.ts";
 import { Stream } from "./stream.ts";
 
 /**
  * Which device: `"auto"` is the first CUDA device where one is usable, else the CPU. Test builds of the library also open
  * `"sim"`, a CPU that is late or fails on purpose.
  */
-export type DeviceKind = "auto" | "cpu" | `cuda:${number}` | "sim" | `sim:${string}`;
+export type DeviceKind = "auto" | "cpu" | `cuda:${number}` | "sim";
 
 /** Options of {@linkcode Device.open}. */
-export interface DeviceOptions {
+export interface DeviceOptions extends SimOptions {
   /** CPU worker threads; 0, the default, means one per available core. Results do not depend on it. */
   readonly threads?: number;
+  /**
+   * Debug mode, for finding mistakes: pool blocks get red zones that are looked at when they are given back (which then
+   * waits) and by {@linkcode MemoryPool.check}, freed memory is filled with 0xFF, the last 4,096 calls are kept for
+   * {@linkcode Device.snapshot}, and {@linkcode Device.leaks} knows where everything was made. Default false.
+   */
+  readonly debug?: boolean;
+  /** Debug mode: called when the device closes, or the process ends, with objects that were not disposed. */
+  readonly onLeak?: (report: LeakReport) => void;
 }
 
 /** What is known about a device; fields beyond these depend on its kind. */
@@ -43,36 +63,10 @@ export interface DeviceInfo {
   readonly [key: string]: unknown;
 }
 
-/** Counters since the device was opened. Bytes unless named otherwise. */
-export interface DeviceStats {
-  /** Device memory reserved now. */
-  readonly reserved: number;
-  /** Most device memory reserved at once. */
-  readonly reservedPeak: number;
-  /** Page-locked host memory now. */
-  readonly pinned: number;
-  /** Most page-locked host memory at once. */
-  readonly pinnedPeak: number;
-  /** Calls that took device or page-locked memory from the system. */
-  readonly driverAllocs: number;
-  /** Calls that gave it back. */
-  readonly driverFrees: number;
-  /** Host heap allocations that the library made for the device. */
-  readonly heapAllocs: number;
-  /** Kernels enqueued one by one or through a graph. */
-  readonly kernelLaunches: number;
-}
-
 /** Options of {@linkcode Device.createStream}. */
 export interface StreamOptions {
   /** 0, the default, is normal; negative is more urgent. */
   readonly priority?: number;
-}
-
-/** Options of {@linkcode Device.createBuffer}. */
-export interface BufferOptions {
-  /** Name for messages. Default `"buffer"`. */
-  readonly label?: string;
 }
 
 const TEXT_BYTES = 4096;
@@ -82,11 +76,15 @@ export class Device extends NativeObject implements AsyncDisposable {
   /** What was opened, such as `"cpu"` or `"cuda:0"`; never `"auto"`. */
   readonly kind: string;
 
-  readonly #noCuda: string | undefined;
-  /** Streams that are open now; shared with their cells, which leave it. */
-  readonly #streams = new Set<Cell>();
+  /** Whether it is in debug mode. */
+  readonly debug: boolean;
 
-  private constructor(kind: string, ctx: Ptr, noCuda: string | undefined) {
+  readonly #noCuda: string | undefined;
+  /** Streams and pools that are open now; shared with their cells, which leave them. */
+  readonly #streams = new Set<Cell>();
+  readonly #pools = new Set<Cell>();
+
+  private constructor(kind: string, ctx: Ptr, noCuda: string | undefined, options: DeviceOptions) {
     super({
       label: `Device "${kind}"`,
       pointer: ctx,
@@ -95,6 +93,15 @@ export class Device extends NativeObject implements AsyncDisposable {
     });
     this.kind = kind;
     this.#noCuda = noCuda;
+    this.debug = options.debug === true;
+    if (!this.debug) return;
+    const status = native().fn.lm_debug_enable(ctx);
+    if (status < 0) {
+      const error = nativeError(native(), ctx, status, "Device.open");
+      disposeNow(this);
+      throw error;
+    }
+    watchLeaks(this, options.onLeak);
   }
 
   /**
@@ -108,7 +115,7 @@ export class Device extends NativeObject implements AsyncDisposable {
    * ```
    *
    * @param kind Which device.
-   * @param options How many threads.
+   * @param options How many threads, debug mode, and what a `"sim"` device does on purpose.
    * @returns The device. Dispose it last; what lives on it becomes unusable.
    * @throws {LoramemError} `NATIVE_LIBRARY` where the library is not built, `UNSUPPORTED` on another platform, `DEVICE`
    * where the device is missing or fails.
@@ -116,7 +123,7 @@ export class Device extends NativeObject implements AsyncDisposable {
   static async open(kind: DeviceKind = "auto", options: DeviceOptions = {}): Promise<Device> {
     const op = "Device.open";
     const { threads = 0 } = options;
-    if (!/^(auto|cpu|cuda:\d{1,3}|sim(:[\w=,/]+)?)$/.test(String(kind))) {
+    if (!/^(auto|cpu|cuda:\d{1,3}|sim)$/.test(String(kind))) {
       badArgument(
         op,
         `unknown device: ${String(kind)}: use "auto", "cpu" or "cuda:<n>"`,
@@ -125,14 +132,15 @@ export class Device extends NativeObject implements AsyncDisposable {
       );
     }
     checkInteger(op, "threads", threads, 0, 4096);
-    await openLibrary();
     const first = kind === "auto" ? "cuda:0" : kind;
-    const opened = openContext(first, threads);
-    if (typeof opened !== "string") return new Device(first, opened, undefined);
+    const name = simName(op, first, options);
+    await openLibrary();
+    const opened = openContext(name, threads);
+    if (typeof opened !== "string") return new Device(first, opened, undefined, options);
     if (kind !== "auto") throw new LoramemError("DEVICE", `${op}: ${opened}`);
     const cpu = openContext("cpu", threads);
     if (typeof cpu === "string") throw new LoramemError("DEVICE", `${op}: ${cpu}`);
-    return new Device("cpu", cpu, opened);
+    return new Device("cpu", cpu, opened, options);
   }
 
   /**
@@ -164,6 +172,27 @@ export class Device extends NativeObject implements AsyncDisposable {
   }
 
   /**
+   * What is held from the system, by class of memory.
+   *
+   * @throws {LoramemError} `DISPOSED`.
+   */
+  memoryStats(): Record<MemoryClass, MemoryStats> {
+    return readMemoryStats(this);
+  }
+
+  /**
+   * Lets every peak of the device and of its pools start again from what is held now.
+   *
+   * @throws {LoramemError} `DISPOSED`.
+   */
+  resetPeaks(): void {
+    const ctx = pointerOf(this);
+    const { fn } = native();
+    check(native(), ctx, fn.lm_ctx_reset_peaks(ctx), "Device.resetPeaks");
+    for (const { pointer } of this.#pools) fn.lm_pool_reset_peaks(pointer);
+  }
+
+  /**
    * Makes a queue for work.
    *
    * @throws {LoramemError} `DISPOSED`, `DEVICE`, `OUT_OF_MEMORY`.
@@ -185,6 +214,7 @@ export class Device extends NativeObject implements AsyncDisposable {
       },
     };
     streams.add(cell);
+    noteMade(this, cell);
     return new Stream(this, cell);
   }
 
@@ -196,12 +226,14 @@ export class Device extends NativeObject implements AsyncDisposable {
   createEvent(): Event {
     const { fn } = native();
     const pointer = this.#created("Device.createEvent", fn.lm_event_create(pointerOf(this)));
-    return new Event(this, {
+    const cell: Cell = {
       label: "Event",
       pointer,
       parent: cellOf(this),
       destroy: fn.lm_event_destroy,
-    });
+    };
+    noteMade(this, cell);
+    return new Event(this, cell);
   }
 
   /**
@@ -214,31 +246,18 @@ export class Device extends NativeObject implements AsyncDisposable {
    * @throws {LoramemError} `OUT_OF_MEMORY`, `BAD_ARGUMENT`, `DISPOSED`.
    */
   createBuffer(bytes: number, options: BufferOptions = {}): DeviceBuffer {
-    const op = "Device.createBuffer";
-    checkInteger(op, "bytes", bytes, 1);
-    const { fn } = native();
-    const ctx = pointerOf(this);
-    const memory = this.#created(op, fn.lm_mem_reserve(ctx, BigInt(bytes)), bytes);
-    const label = options.label ?? "buffer";
-    const streams = this.#streams;
-    const destroy = () => {
-      // The native call waits for the device; wait for its streams here first, without blocking. The reservation keeps the
-      // context alive, also when the device is disposed.
-      const open = [...streams].flatMap(({ pointer }) => pointer ?? []);
-      const busy = open.filter(
-        (stream) => fn.lm_stream_query(stream) === STATUS.LM_NOT_READY.value,
-      );
-      if (busy.length === 0) return void fn.lm_mem_release(ctx, memory);
-      const ends = busy.map((stream) => streamDone(native(), ctx, stream, "DeviceBuffer.dispose"));
-      void Promise.allSettled(ends).then(() => fn.lm_mem_release(ctx, memory));
-    };
-    const cell: Cell = {
-      label: `DeviceBuffer "${label}"`,
-      pointer: memory,
-      parent: cellOf(this),
-      destroy,
-    };
-    return new DeviceBuffer(this, cell, memory, bytes, label, null);
+    return createBuffer(this, this.#streams, bytes, options);
+  }
+
+  /**
+   * Takes managed memory, which host and device both reach. Refused where it is larger than what is free on the device.
+   *
+   * @param bytes Size, at least 1.
+   * @param options A name.
+   * @throws {LoramemError} `OUT_OF_MEMORY`, `UNSUPPORTED` where the device has none, `BAD_ARGUMENT`, `DISPOSED`.
+   */
+  createManagedBuffer(bytes: number, options: BufferOptions = {}): ManagedBuffer {
+    return createManagedBuffer(this, this.#streams, bytes, options);
   }
 
   /**
@@ -247,7 +266,7 @@ export class Device extends NativeObject implements AsyncDisposable {
    * @throws {LoramemError} `DISPOSED`, `BAD_ARGUMENT`, `OUT_OF_MEMORY`.
    */
   createPool(options: PoolOptions = {}): MemoryPool {
-    return createPool(this, options);
+    return createPool(this, this.#pools, options);
   }
 
   /**
@@ -272,6 +291,29 @@ export class Device extends NativeObject implements AsyncDisposable {
     return createPinnedBuffer(this, bytes, options);
   }
 
+  /**
+   * Makes a pool of page-locked host memory.
+   *
+   * @throws {LoramemError} `DISPOSED`, `BAD_ARGUMENT`, `OUT_OF_MEMORY`.
+   */
+  createPinnedPool(options: PinnedPoolOptions = {}): PinnedPool {
+    return createPinnedPool(this, options);
+  }
+
+  /**
+   * Everything that the device holds, with owners and times, as plain data for `JSON.stringify`.
+   *
+   * @throws {LoramemError} `DISPOSED`.
+   */
+  snapshot(): DeviceSnapshot {
+    return takeSnapshot(this, this.#pools);
+  }
+
+  /** Debug mode: what was made on the device and not disposed yet, oldest first; empty otherwise. */
+  leaks(): Leak[] {
+    return leaksOf(this);
+  }
+
   /** Waits for the work of every stream without blocking the event loop, then gives everything back. */
   async [Symbol.asyncDispose](): Promise<void> {
     if (this.disposed) return;
@@ -281,6 +323,7 @@ export class Device extends NativeObject implements AsyncDisposable {
       streams.map((stream) => streamDone(native(), ctx, stream, "Device.dispose")),
     );
     await disposeWaiter(this);
+    endLeaks(this);
     disposeNow(this);
   }
 
@@ -289,14 +332,9 @@ export class Device extends NativeObject implements AsyncDisposable {
     return this[Symbol.asyncDispose]();
   }
 
-  #created(op: string, pointer: Ptr | null, requested?: number): Ptr {
+  #created(op: string, pointer: Ptr | null): Ptr {
     if (pointer !== null) return pointer;
-    throw creationError(
-      native(),
-      pointerOf(this),
-      op,
-      requested === undefined ? undefined : () => ({ requested }),
-    );
+    throw creationError(native(), pointerOf(this), op);
   }
 }
 

@@ -1,12 +1,14 @@
 /** Page-locked host memory. */
 
-import { cellOf, pointerOf } from "../../ffi/handle.ts";
+import { type Cell, cellOf, pointerOf } from "../../ffi/handle.ts";
 import { native } from "../../ffi/load.ts";
 import { creationError } from "../../ffi/status.ts";
 import type { Ptr } from "../../ffi/types.ts";
 import { checkInteger } from "./arguments.ts";
 import { MemoryBuffer, type ViewType, viewMemory } from "./buffer.ts";
 import type { Device } from "./device.ts";
+import { encodeLabel } from "./label.ts";
+import { noteMade } from "./leaks.ts";
 
 /** Options of {@linkcode Device.createPinnedBuffer}. */
 export interface PinnedBufferOptions {
@@ -18,6 +20,23 @@ export interface PinnedBufferOptions {
 
 /** Page-locked host memory: the host end of copies that run beside other work. */
 export class PinnedBuffer extends MemoryBuffer {
+  /** Whether the memory is page-locked; a {@linkcode PinnedPool} may have to hand out pageable memory. */
+  readonly pinned: boolean;
+
+  /** As {@linkcode MemoryBuffer}. */
+  constructor(
+    device: Device,
+    cell: Cell,
+    memory: Ptr,
+    bytes: number,
+    label: string,
+    uses: null,
+    pinned: boolean,
+  ) {
+    super(device, cell, memory, bytes, label, uses);
+    this.pinned = pinned;
+  }
+
   /**
    * The memory as a typed array, without a copy.
    *
@@ -62,11 +81,14 @@ export function createPinnedBuffer(
   const label = options.label ?? "pinned";
   const pinned = fn.lm_pinned_create(ctx, BigInt(bytes), options.writeCombined === true ? 1 : 0);
   if (pinned === null) throw creationError(native(), ctx, op, () => ({ requested: bytes }));
-  const cell = {
+  const memory = fn.lm_pinned_data(pinned) as Ptr;
+  fn.lm_mem_label(ctx, memory, encodeLabel(label));
+  const cell: Cell = {
     label: `PinnedBuffer "${label}"`,
     pointer: pinned,
     parent: cellOf(device),
     destroy: fn.lm_pinned_destroy,
   };
-  return new PinnedBuffer(device, cell, fn.lm_pinned_data(pinned) as Ptr, bytes, label, null);
+  noteMade(device, cell, bytes);
+  return new PinnedBuffer(device, cell, memory, bytes, label, null, true);
 }

@@ -1,4 +1,5 @@
 /** Stream-ordered memory pool. */
+import { LoramemError } from "../../ffi/error.ts";
 import { type Cell, cellOf, Handle, pointerOf } from "../../ffi/handle.ts";
 import { native } from "../../ffi/load.ts";
 import { check, creationError } from "../../ffi/status.ts";
@@ -6,6 +7,8 @@ import type { Ptr } from "../../ffi/types.ts";
 import { badArgument, checkInteger } from "./arguments.ts";
 import type { Device } from "./device.ts";
 import { DeviceBuffer } from "./device_buffer.ts";
+import { encodeLabel } from "./label.ts";
+import { noteMade } from "./leaks.ts";
 import { readStats } from "./stats.ts";
 import { followStream, Stream } from "./stream.ts";
 
@@ -47,21 +50,14 @@ export interface PoolStats {
   readonly failures: number;
   /** Most bytes that it may hold; 0 = no limit. */
   readonly limit: number;
-}
-
-/** Labels repeat; encoding one costs as much as the allocation. */
-const labelBytes = new Map<string, Uint8Array<ArrayBuffer>>();
-
-const MOST_LABELS = 1024;
-
-function encodeLabel(label: string): Uint8Array<ArrayBuffer> {
-  let bytes = labelBytes.get(label);
-  if (bytes === undefined) {
-    if (labelBytes.size === MOST_LABELS) labelBytes.clear();
-    bytes = new TextEncoder().encode(`${label}\0`);
-    labelBytes.set(label, bytes);
-  }
-  return bytes;
+  /** Held and in no live block. */
+  readonly totalFree: number;
+  /** Requests met only by waiting for other work or by giving memory back, a count. */
+  readonly retries: number;
+  /** Pieces of memory taken from the system and given back, a count. */
+  readonly driverCalls: number;
+  /** 1 - `largestFree` / `totalFree`; 0 where nothing is free. */
+  readonly fragmentation: number;
 }
 
 /** Device memory in blocks of any size, taken and given back in the order of streams without asking the driver. */
@@ -127,7 +123,28 @@ export class MemoryPool extends Handle {
         if (!this.disposed) freeBlock(ctx, pool, block, uses);
       },
     };
+    noteMade(this.device, cell, bytes);
     return new DeviceBuffer(this.device, cell, memory, bytes, label, uses);
+  }
+
+  /**
+   * {@linkcode MemoryPool.alloc} that under memory pressure collects garbage, lets one macrotask pass, in which buffers
+   * that nobody refers to are given back, and tries once more.
+   *
+   * @param bytes Size, at least 1.
+   * @param options The stream, and a name.
+   * @returns The block; its content is undefined.
+   * @throws {LoramemError} Rejects as {@linkcode MemoryPool.alloc} throws.
+   */
+  async allocAsync(bytes: number, options: AllocOptions): Promise<DeviceBuffer> {
+    try {
+      return this.alloc(bytes, options);
+    } catch (error) {
+      if (!(error instanceof LoramemError && error.is("OUT_OF_MEMORY"))) throw error;
+    }
+    native().runtime.collectGarbage();
+    await new Promise((resolve) => setTimeout(resolve, 0));
+    return this.alloc(bytes, options);
   }
 
   /**
@@ -156,11 +173,29 @@ export class MemoryPool extends Handle {
     );
   }
 
+  /**
+   * Lets the peak start again from what is live now.
+   *
+   * @throws {LoramemError} `DISPOSED`.
+   */
+  resetPeaks(): void {
+    const status = native().fn.lm_pool_reset_peaks(pointerOf(this));
+    check(native(), pointerOf(this.device), status, "MemoryPool.resetPeaks");
+  }
+
+  /**
+   * Debug mode: waits for the device and looks at the red zones of every live block.
+   *
+   * @throws {LoramemError} `CORRUPT_MEMORY` naming the block and the place, `BAD_ARGUMENT` without debug mode, `DISPOSED`.
+   */
+  check(): void {
+    const status = native().fn.lm_pool_check(pointerOf(this));
+    check(native(), pointerOf(this.device), status, "MemoryPool.check");
+  }
+
   #allocError(op: string, bytes: number): Error {
     const details = (text: string) => {
-      const { reserved, current, largestFree } = this.stats();
-      const totalFree = reserved - current;
-      const fragmentation = totalFree === 0 ? 0 : 1 - largestFree / totalFree;
+      const { largestFree, totalFree, fragmentation } = this.stats();
       const owners = [...text.matchAll(/^ {2}(\d+) bytes in \d+ blocks: (.*)$/gm)].map(
         ([, size, label = ""]) => ({ label, bytes: Number(size) }),
       );
@@ -191,7 +226,7 @@ function freeBlock(ctx: Ptr, pool: Ptr, block: bigint, uses: ReadonlySet<Stream>
 }
 
 /** {@linkcode Device.createPool}. */
-export function createPool(device: Device, options: PoolOptions): MemoryPool {
+export function createPool(device: Device, pools: Set<Cell>, options: PoolOptions): MemoryPool {
   const op = "Device.createPool";
   const limit = options.limit ?? 0;
   checkInteger(op, "limit", limit, 0);
@@ -199,11 +234,16 @@ export function createPool(device: Device, options: PoolOptions): MemoryPool {
   const ctx = pointerOf(device);
   const pool = fn.lm_pool_create(ctx, BigInt(limit));
   if (pool === null) throw creationError(native(), ctx, op);
-  const label = `MemoryPool "${options.label ?? "pool"}"`;
-  return new MemoryPool(device, {
-    label,
+  const cell: Cell = {
+    label: `MemoryPool "${options.label ?? "pool"}"`,
     pointer: pool,
     parent: cellOf(device),
-    destroy: fn.lm_pool_destroy,
-  });
+    destroy: (pointer) => {
+      pools.delete(cell);
+      fn.lm_pool_destroy(pointer);
+    },
+  };
+  pools.add(cell);
+  noteMade(device, cell);
+  return new MemoryPool(device, cell);
 }

@@ -11,6 +11,9 @@ import { followStream, Stream } from "./stream.ts";
 /** Blocks start at multiples of this: what vector loads and copies of any device want. */
 const ALIGNMENT = 256;
 
+/** What debug mode fills memory with that was given back. */
+const POISON = 0xff;
+
 /** Options of {@linkcode Device.createScratchArena}. */
 export interface ScratchArenaOptions {
   /** Stream whose work uses the arena: a scope's memory is used again in the order of this stream. */
@@ -201,6 +204,10 @@ export class ScratchArena implements Disposable {
     for (const stream of others) {
       usesOf(this.#memory)?.add(stream);
       if (!stream.disposed && !this.#stream.disposed) followStream(this.#stream, stream);
+    }
+    const bytes = this.#used - offset;
+    if (this.device.debug && bytes > 0 && !this.#memory.disposed && !this.#stream.disposed) {
+      this.#stream.fill(this.#memory, POISON, { offset, bytes });
     }
     this.#used = offset;
   }

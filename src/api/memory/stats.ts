@@ -5,6 +5,53 @@ import { check } from "../../ffi/status.ts";
 import { readStruct, type StructName, structLayout } from "../../ffi/structs.ts";
 import type { Device } from "./device.ts";
 
+/** Counters since the device was opened. Bytes unless named otherwise. */
+export interface DeviceStats {
+  /** Device memory reserved now. */
+  readonly reserved: number;
+  /** Most device memory reserved at once. */
+  readonly reservedPeak: number;
+  /** Page-locked host memory now. */
+  readonly pinned: number;
+  /** Most page-locked host memory at once. */
+  readonly pinnedPeak: number;
+  /** Calls that took device or page-locked memory from the system. */
+  readonly driverAllocs: number;
+  /** Calls that gave it back. */
+  readonly driverFrees: number;
+  /** Host heap allocations that the library made for the device. */
+  readonly heapAllocs: number;
+  /** Kernels enqueued one by one or through a graph. */
+  readonly kernelLaunches: number;
+}
+
+/** Memory of one class. Bytes unless named otherwise. */
+export interface MemoryStats {
+  /** Held from the system, in whole pages. */
+  readonly current: number;
+  /** Most of it at once. */
+  readonly peak: number;
+  /** Held, as asked for. */
+  readonly requested: number;
+  /** Pieces held, a count. */
+  readonly count: number;
+  /** Pieces taken, a count. */
+  readonly allocs: number;
+  /** Pieces given back, a count. */
+  readonly frees: number;
+  /** Requests that the system or the device refused, a count. */
+  readonly failures: number;
+}
+
+/**
+ * A class of memory: reservations of device memory (segments of pools are among them), page-locked host memory, pageable
+ * memory that a {@linkcode PinnedPool} gave out in its place, managed memory.
+ */
+export type MemoryClass = "device" | "pinned" | "pageable" | "managed";
+
+/** The classes by their native numbers. */
+const CLASSES: readonly MemoryClass[] = ["device", "pinned", "pageable", "managed"];
+
 /**
  * Lets a native function fill a struct and gives its fields camelCase names.
  *
@@ -23,4 +70,14 @@ export function readStats<T>(
     value,
   ]);
   return Object.fromEntries(camelCase) as T;
+}
+
+/** {@linkcode Device.memoryStats}. */
+export function readMemoryStats(device: Device): Record<MemoryClass, MemoryStats> {
+  const ctx = pointerOf(device);
+  const entries = CLASSES.map((name, index) => {
+    const fill = (buf: DataView<ArrayBuffer>) => native().fn.lm_ctx_memory_stats(ctx, index, buf);
+    return [name, readStats<MemoryStats>("Device.memoryStats", device, "lm_memory_stats", fill)];
+  });
+  return Object.fromEntries(entries);
 }

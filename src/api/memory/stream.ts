@@ -8,6 +8,7 @@ import { addressOf, MemoryBuffer, usesOf } from "./buffer.ts";
 import type { Device } from "./device.ts";
 import { Event } from "./event.ts";
 import { Graph } from "./graph.ts";
+import { noteMade } from "./leaks.ts";
 
 /** What a copy moves; offsets and sizes in bytes. */
 export interface CopyOptions {
@@ -216,12 +217,13 @@ export class Stream extends NativeObject implements AsyncDisposable {
     }
     const graph = fn.lm_graph_end(stream);
     if (graph === null) throw creationError(native(), ctx, op);
-    const cell = {
+    const cell: Cell = {
       label: "Graph",
       pointer: graph,
       parent: cellOf(this.device),
       destroy: fn.lm_graph_destroy,
     };
+    noteMade(this.device, cell);
     return new Graph(this.device, cell, [...buffers]);
   }
 

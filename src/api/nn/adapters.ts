@@ -3,8 +3,9 @@
  * each, and the compute copies and gradients that the linear groups read and add to.
  */
 import { LoramemError } from "../../ffi/error.ts";
+import { type StructName, structLayout } from "../../ffi/structs.ts";
 import type { LoraGroup, LoraPart } from "../graph/ops/lora_linear_group.ts";
-import { type DType, makeValue, type Value, viewOf } from "../graph/value.ts";
+import { DTYPES, type DType, makeValue, type Value, viewOf } from "../graph/value.ts";
 import type { ModelConfig } from "./config.ts";
 import type { LoraTarget } from "./lora_config.ts";
 
@@ -38,9 +39,13 @@ export interface Adapters {
   readonly v: Value;
   /** [P] in the activations' type; null if that is f32 and the masters are used themselves. */
   readonly copy: Value | null;
-  /** [8] f32, `lm_optimizer_control`. */
+  /** [9] f64, `lm_optimizer_control`: settings. */
   readonly control: Value;
-  /** [4] f64, `lm_step_metrics`. */
+  /** [2] f64, `lm_optimizer_state`. With masters, moments and the scaler it is all that a run remembers. */
+  readonly state: Value;
+  /** [8] f32, `lm_scaler`; null unless activations are f16, whose gradients are too small to be stored unscaled. */
+  readonly scaler: Value | null;
+  /** [9] f64, `lm_step_metrics`. */
   readonly metrics: Value;
   /** Number of parameters, padding left out. */
   readonly parameters: number;
@@ -151,8 +156,12 @@ export function layoutAdapters(
   const gradient = flat("adapters.gradient", "f32");
   const m = flat("adapters.m", "f32");
   const v = flat("adapters.v", "f32");
-  const control = flat("optimizer.control", "f32", 8);
-  const metrics = flat("step.metrics", "f64", 4);
+  const struct = (name: string, dtype: DType, of: StructName) =>
+    flat(name, dtype, structLayout(of).size / DTYPES[dtype].bytes);
+  const control = struct("optimizer.control", "f64", "lm_optimizer_control");
+  const state = struct("optimizer.state", "f64", "lm_optimizer_state");
+  const scaler = type === "f16" ? struct("optimizer.scaler", "f32", "lm_scaler") : null;
+  const metrics = struct("step.metrics", "f64", "lm_step_metrics");
   const toGroup = (layout: GroupLayout | null): LoraGroup | null => {
     if (layout === null) return null;
     const window = (base: Value, shape: readonly [number, number], element: number) =>
@@ -189,8 +198,12 @@ export function layoutAdapters(
     v,
     copy,
     control,
+    state,
+    scaler,
     metrics,
     parameters: tensors.reduce((sum, { shape: [rows, width] }) => sum + rows * width, 0),
-    values: [master, ...(copy === null ? [] : [copy]), gradient, m, v, control, metrics],
+    values: [master, copy, gradient, m, v, control, state, scaler, metrics].filter(
+      (value) => value !== null,
+    ),
   };
 }

@@ -155,7 +155,7 @@ function packedAttention(builder: ProgramBuilder, batch: BatchBlock, type: DType
 /** Emits the chunks of head and loss; gives the row losses. */
 function emitLoss(
   builder: ProgramBuilder,
-  { config, weights, type, dims, backend }: ModelParts,
+  { config, weights, adapters, type, dims, backend }: ModelParts,
   batch: BatchBlock,
   x: Value,
   dx: Value | null,
@@ -177,6 +177,7 @@ function emitLoss(
       labelRows,
       labelIds,
       header,
+      scaler: dx === null ? null : adapters.scaler,
       chunk,
     });
     builder.endSegment(`head.${chunk}`, chunk);
@@ -199,13 +200,13 @@ function trainProgram(parts: ModelParts, batch: BatchBlock): Program {
   return builder.finish("train", [batch.block]);
 }
 
-/** Clipping and AdamW over the flat arena. */
+/** Clipping, the loss scale and AdamW over the flat arena. */
 function optimizerProgram({ adapters }: ModelParts): Program {
-  const { master, m, v, gradient, copy, control, metrics } = adapters;
+  const { master, m, v, gradient, copy, control, state, scaler, metrics } = adapters;
   const builder = new ProgramBuilder();
   const blocks = Math.ceil((gradient.shape[0] as number) / NORM_BLOCK);
   const partial = makeValue("gradNorm.partial", "f64", [blocks]);
-  builder.emit(gradNorm, { metrics, partial, gradient, control }, "optimizer");
+  builder.emit(gradNorm, { metrics, partial, state, scaler, gradient, control }, "optimizer");
   builder.emit(adamw, { master, m, v, gradient, copy, control, metrics }, "optimizer");
   return builder.finish("optimizer", []);
 }

@@ -111,9 +111,12 @@ function mismatch(path: string, what: string): LoramemError {
   );
 }
 
-/** Zeroes masters (and so the padding between them), gradients and moments. */
+/** A run from its beginning: zeroes masters (and so the padding between them), gradients, moments and the count of steps. */
 function clearState(executor: Executor, { adapters }: RunPlan): void {
-  for (const value of adapters.values) executor.clear(value);
+  const { master, copy, gradient, m, v, state, metrics } = adapters;
+  for (const value of [master, copy, gradient, m, v, state, metrics]) {
+    if (value !== null) executor.clear(value);
+  }
 }
 
 /** Brings the compute copy in line with the masters. */

@@ -54,9 +54,9 @@ async function loadTensor(
     if (converts) {
       const raw = host.subarray(TRANSFER_BYTES / 2, TRANSFER_BYTES / 2 + bytes);
       await file.read(entry, raw, at);
-      const floats = toFloat32(entry.dtype, raw);
-      executor.hostView(transfer, Float32Array).set(floats);
-      bytes = floats.byteLength;
+      const converted = convert(tensor, toFloat32(entry.dtype, raw), value.dtype);
+      host.set(converted);
+      bytes = converted.length;
     } else {
       await file.read(entry, host.subarray(0, bytes), at);
     }
@@ -64,6 +64,20 @@ async function loadTensor(
     await executor.stream.done();
     written += bytes;
   }
+}
+
+/** Floats as bytes of f32 or f16. Weights are the same in every step, so one that f16 cannot hold would spoil them all. */
+function convert(tensor: string, floats: Float32Array, to: DType): Uint8Array {
+  if (to === "f32") return new Uint8Array(floats.buffer, floats.byteOffset, floats.byteLength);
+  const halves = new Float16Array(floats);
+  const at = halves.findIndex(
+    (half, index) => !Number.isFinite(half) && Number.isFinite(floats[index]),
+  );
+  if (at >= 0) {
+    const message = `model: a weight is beyond the range of f16: ${tensor}: ${floats[at]}, at most 65504: use precision bf16`;
+    throw new LoramemError("UNSUPPORTED", message, { what: tensor });
+  }
+  return new Uint8Array(halves.buffer);
 }
 
 /** Copies floats to a value of f32 elements, from element `first`. */

@@ -1,11 +1,14 @@
 /** Puts a run together: options, model, data, plan, device, weights, adapters; in the order in which mistakes are cheap. */
+
 import { LoramemError } from "../../ffi/error.ts";
+import { choosePrecision } from "../amp/precision.ts";
 import { type Adapter, readAdapter } from "../io/adapter.ts";
 import { openSafetensors } from "../io/safetensors.ts";
 import { Device, type DeviceInfo } from "../memory/mod.ts";
 import { readModelConfig } from "../nn/config.ts";
 import { linearModules, validateCheckpoint } from "../nn/config_tensors.ts";
 import { resolveLoraTargets } from "../nn/lora_config.ts";
+import type { Backend } from "../nn/programs.ts";
 import { profileOf } from "../plan/profiles.ts";
 import { importAdapters, initializeAdapters } from "./adapter_state.ts";
 import { FitSearch } from "./fit_run.ts";
@@ -18,6 +21,7 @@ import {
   programsOf,
   readProfile,
   readRunData,
+  scalerOf,
   stepLoadOf,
 } from "./run_inputs.ts";
 import type { RunPlan } from "./run_plan.ts";
@@ -49,12 +53,14 @@ export async function openRun(raw: unknown): Promise<OpenedRun> {
     profileOf(device.kind, String(info.name ?? device.kind)),
   );
   const step = stepLoadOf(options, dims.tokensPerMicroBatch, read.data.documents);
+  const backend: Backend = device.kind === "cpu" ? "cpu" : "cuda";
+  const precision = choosePrecision(options.precision, backend);
   const spec = {
     config,
     targets,
     dtypeOf: (tensor: string) => storedType(files, tensor),
-    precision: options.precision,
-    backend: device.kind === "cpu" ? ("cpu" as const) : ("cuda" as const),
+    precision,
+    backend,
     dims,
     programs: programsOf(options),
   };
@@ -63,13 +69,13 @@ export async function openRun(raw: unknown): Promise<OpenedRun> {
     budgetBytes(options.memoryBudget),
     () => freeBytes(device.info()),
     (budget) => search.fit(budget),
-    (run) => Session.commit(device, run, options.execution),
+    (run) => Session.commit(device, run, options.execution, scalerOf(options)),
   );
   undo.defer(() => session.dispose());
   await loadWeights(session.executor, session.run, files);
   await loadAdapters(session, options, adapter);
   undo.move();
-  return { options, lora, device, session, ...read };
+  return { options: { ...options, precision }, lora, device, session, ...read };
 }
 
 /**

@@ -19,6 +19,12 @@ const records = z.custom<RecordSource>(
   (value) => typeof value === "string" || (typeof value === "object" && value !== null),
   "expected a path, a glob or an iterable of records",
 );
+/** An f32 that is not negative. */
+const lossScale = () =>
+  z
+    .number()
+    .min(0)
+    .max(2 ** 127);
 const modules = z.union([z.string().min(1), z.array(z.string().min(1)).min(1)]);
 
 const loraSchema = z.strictObject({
@@ -55,7 +61,26 @@ export const trainSchema = z.strictObject({
     .default("auto")
     .describe("auto, cpu or cuda:<n>"),
   threads: z.int().min(0).max(1024).default(0).describe("CPU threads; 0 = all available cores"),
-  precision: z.enum(PRECISIONS).default("fp32").describe("what activations are stored in"),
+  precision: z
+    .enum(["auto", ...PRECISIONS])
+    .default("auto")
+    .describe("what activations are stored in; auto = bf16 on a GPU, fp32 on the CPU"),
+  initLossScale: lossScale()
+    .refine((value) => value > 0, "expected a number above 0")
+    .default(65536)
+    .describe("first loss scale of fp16"),
+  lossScaleInterval: count()
+    .max(2 ** 31 - 1)
+    .default(2000)
+    .describe("finite gradients in a row after which the loss scale of fp16 doubles"),
+  minLossScale: lossScale()
+    .default(0)
+    .describe(
+      "stop where the gradient overflows at this loss scale of fp16; 0 = lower it without end",
+    ),
+  maxLossScale: lossScale()
+    .default(0)
+    .describe("the loss scale of fp16 never grows beyond; 0 = no limit"),
   deviceProfile: z
     .string()
     .min(1)

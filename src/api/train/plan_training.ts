@@ -1,13 +1,16 @@
 /** Plans a training run without a device, weights or the native library: memory, times and alternatives. */
+
 import { access } from "node:fs/promises";
 import { basename, dirname, join } from "node:path";
 import { LoramemError } from "../../ffi/error.ts";
+import { choosePrecision } from "../amp/precision.ts";
 import type { DType } from "../graph/value.ts";
 import { readAdapter } from "../io/adapter.ts";
 import { openSafetensors } from "../io/safetensors.ts";
 import { type ModelConfig, readModelConfig } from "../nn/config.ts";
 import { linearModules, validateCheckpoint } from "../nn/config_tensors.ts";
 import { resolveLoraTargets } from "../nn/lora_config.ts";
+import type { Backend } from "../nn/programs.ts";
 import type { Plan } from "../plan/plan.ts";
 import { type DeviceProfile, findProfile } from "../plan/profiles.ts";
 import { formatBytes } from "../plan/report.ts";
@@ -122,12 +125,13 @@ export async function planTraining(raw: PlanOptions): Promise<TrainingPlan> {
     Math.max(read?.data.longest ?? 0, read?.evalData?.longest ?? 0),
   );
   const step = stepLoadOf(options, dims.tokensPerMicroBatch, read?.data.documents ?? null);
+  const backend: Backend = profile.name === "cpu" ? "cpu" : "cuda";
   const spec = {
     config,
     targets,
     dtypeOf,
-    precision: options.precision,
-    backend: profile.name === "cpu" ? ("cpu" as const) : ("cuda" as const),
+    precision: choosePrecision(options.precision, backend),
+    backend,
     dims,
     programs: programsOf(options),
   };

@@ -8,6 +8,7 @@ import { shuffledOrder } from "../data/order.ts";
 import { packDocuments } from "../data/packing.ts";
 import { loadTokenizer, type Tokenizer } from "../data/tokenizer.ts";
 import type { ProgramName } from "../graph/program.ts";
+import type { ScalerSettings } from "../kernels/scaler.ts";
 import type { ModelConfig } from "../nn/config.ts";
 import type { LoraConfig } from "../nn/lora_config.ts";
 import type { StepDims } from "../nn/programs.ts";
@@ -36,6 +37,16 @@ export function loraOf({ lora }: ResolvedOptions): LoraConfig {
   return Object.fromEntries(
     Object.entries(lora).filter(([, value]) => value !== undefined),
   ) as unknown as LoraConfig;
+}
+
+/** The gradient scaler of the options. */
+export function scalerOf(options: ResolvedOptions): ScalerSettings {
+  return {
+    initScale: options.initLossScale,
+    growthInterval: options.lossScaleInterval,
+    minScale: options.minLossScale,
+    maxScale: options.maxLossScale,
+  };
 }
 
 /**

@@ -2,7 +2,7 @@
  * From sizes to a plan: builds the programs of a run and the staging blocks through which data comes and goes. Pure: no
  * device, no weights, no native library.
  */
-import { activationType, type Precision } from "../amp/precision.ts";
+import { activationType, type Precision, weightType } from "../amp/precision.ts";
 import type { ProgramName } from "../graph/program.ts";
 import { type DType, makeValue, type Value } from "../graph/value.ts";
 import { type Adapters, layoutAdapters } from "../nn/adapters.ts";
@@ -38,6 +38,7 @@ export interface Staging {
   readonly generation: Value | null;
   readonly token: Value;
   readonly control: Value;
+  readonly scaler: Value | null;
   readonly metrics: Value;
   /** Bytes on their way between files and the device. */
   readonly transfer: Value;
@@ -62,7 +63,8 @@ export function modelParts(spec: RunSpec, savePoints: SavePoints): ModelParts {
   const { config, dims, backend } = spec;
   const type = activationType(spec.precision);
   const positions = Math.max(dims.tokensPerMicroBatch, dims.contextTokens);
-  const weights = layoutWeights(config, spec.dtypeOf, positions);
+  const dtypeOf = (tensor: string) => weightType(spec.precision, spec.dtypeOf(tensor));
+  const weights = layoutWeights(config, dtypeOf, positions);
   const adapters = layoutAdapters(config, spec.targets, type);
   return { config, weights, adapters, type, dims, savePoints, backend };
 }
@@ -88,6 +90,7 @@ export function planRun(
     generation: set.generation === null ? null : host("staging.generation", set.generation.block),
     token: makeValue("staging.token", "i32", [1], { memory: "staging" }),
     control: host("staging.control", adapters.control),
+    scaler: adapters.scaler === null ? null : host("staging.scaler", adapters.scaler),
     metrics: host("staging.metrics", adapters.metrics),
     transfer: makeValue("staging.transfer", "f32", [TRANSFER_BYTES / 4], { memory: "staging" }),
   };
@@ -96,6 +99,7 @@ export function planRun(
     staging.generation,
     staging.token,
     staging.control,
+    staging.scaler,
     staging.metrics,
   ];
   const resident = [...weights.values, ...adapters.values, ...blocks, staging.transfer];

@@ -1,10 +1,13 @@
-/** Learning-rate schedules: pure functions of the step, so that a resumed run continues the same curve. */
+/**
+ * Learning-rate schedules: pure functions of the step, so that a resumed run continues the same curve. The device works the
+ * rate out by the same formula (csrc/core/step_rule.h): only there is known which steps were skipped.
+ */
+import type { Schedule } from "../kernels/step_structs.ts";
 
 /** Names of the schedules. */
-export const SCHEDULES = ["cosine", "linear", "constant"] as const;
+export const SCHEDULES = ["cosine", "linear", "constant"] as const satisfies readonly Schedule[];
 
-/** Name of a schedule. */
-export type Schedule = (typeof SCHEDULES)[number];
+export type { Schedule };
 
 /** What a schedule depends on. */
 export interface ScheduleOptions {
@@ -18,7 +21,7 @@ export interface ScheduleOptions {
 }
 
 /**
- * The rate of optimizer step `step` (from 0): linear warm-up times a factor that falls from 1 to 0 over the run.
+ * The rate of the step after `step` applied updates: linear warm-up times a factor that falls from 1 to 0 over the run.
  *
  * `cosine` falls as (1 + cos(pi s / S)) / 2 (Loshchilov & Hutter 2016, arXiv:1608.03983), `linear` as 1 - s / S,
  * `constant` not at all.

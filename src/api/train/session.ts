@@ -3,6 +3,7 @@
  * neither epochs nor files of data.
  */
 import { LoramemError } from "../../ffi/error.ts";
+import { packScaler } from "../amp/scaler_bytes.ts";
 import type { Document } from "../data/conversation.ts";
 import {
   fillMicroBatch,
@@ -12,13 +13,26 @@ import {
 } from "../data/packing.ts";
 import type { ProgramName } from "../graph/program.ts";
 import { DTYPES, type Value } from "../graph/value.ts";
+import { type ScalerSettings, scalerValues } from "../kernels/scaler.ts";
+import {
+  packOptimizerControl,
+  readStepMetrics,
+  type Schedule,
+  type StepMetrics,
+} from "../kernels/step_structs.ts";
 import type { Device, Event } from "../memory/mod.ts";
 import { type ExecutionMode, Executor } from "../run/executor.ts";
 import type { RunPlan } from "./run_plan.ts";
 
-/** Settings of one optimizer step. */
+/** Settings of the optimizer. */
 export interface OptimizerSettings {
+  /** Peak learning rate. */
   readonly learningRate: number;
+  /** Default `"constant"`. */
+  readonly schedule?: Schedule;
+  readonly warmupSteps?: number;
+  /** Steps of the run, which the schedule needs. Default 1. */
+  readonly totalSteps?: number;
   readonly beta1: number;
   readonly beta2: number;
   readonly adamEps: number;
@@ -27,12 +41,19 @@ export interface OptimizerSettings {
   readonly maxGradNorm: number;
 }
 
-/** What a step or an evaluation measured. */
-export interface StepMetrics {
+/** What an optimizer step measured. */
+export interface StepResult {
   /** Mean loss per labelled token, in nats. */
   readonly loss: number;
-  /** L2 norm of the gradient before clipping. */
+  /** L2 norm of the gradient before clipping; NaN if the gradient is not finite. */
   readonly gradNorm: number;
+  readonly learningRate: number;
+  /** What the gradient was multiplied by; 1 unless activations are f16. */
+  readonly lossScale: number;
+  /** Whether the update was left out: the gradient was not finite, and nothing but the loss scale changed. */
+  readonly skipped: boolean;
+  /** Adapter matrix with the first gradient that is not finite, or null. */
+  readonly badTensor: string | null;
 }
 
 /** One of the two page-locked blocks through which micro-batches go. */
@@ -50,26 +71,43 @@ export class Session {
   readonly run: RunPlan;
   readonly executor: Executor;
   readonly #slots: readonly Slot[];
-  readonly #control: Float32Array;
-  readonly #metrics: Float64Array;
+  readonly #control: Uint8Array;
+  readonly #metrics: Float64Array<ArrayBuffer>;
   #nextSlot = 0;
-  /** Optimizer steps done; AdamW's bias correction counts them. */
+  /** Optimizer steps done, skipped ones included; the device counts those that were applied. */
   #steps = 0;
+  /** Settings that are on the device. */
+  #settings: OptimizerSettings | null = null;
 
-  private constructor(run: RunPlan, executor: Executor) {
+  private constructor(run: RunPlan, executor: Executor, scaler: ScalerSettings) {
     this.run = run;
     this.executor = executor;
     this.#slots = run.staging.batches.map((value) => this.#makeSlot(value));
-    this.#control = executor.hostView(run.staging.control, Float32Array);
+    this.#control = executor.hostView(run.staging.control, Uint8Array);
     this.#metrics = executor.hostView(run.staging.metrics, Float64Array);
+    executor.clear(run.adapters.control); // defined, but of no use before #useSettings
+    if (run.adapters.scaler !== null && run.staging.scaler !== null) {
+      const bytes = packScaler(scalerValues(scaler, "session"));
+      executor.hostView(run.staging.scaler, Uint8Array).set(bytes);
+      executor.upload(run.adapters.scaler, run.staging.scaler);
+    }
   }
 
-  /** Reserves the memory of `run` on `device` and binds its programs. */
-  static commit(device: Device, run: RunPlan, mode: ExecutionMode): Session {
-    return new Session(run, Executor.commit(device, run.plan, mode));
+  /**
+   * Reserves the memory of `run` on `device` and binds its programs.
+   *
+   * @param scaler Settings of the gradient scaler of a run with f16 activations.
+   */
+  static commit(
+    device: Device,
+    run: RunPlan,
+    mode: ExecutionMode,
+    scaler: ScalerSettings = {},
+  ): Session {
+    return new Session(run, Executor.commit(device, run.plan, mode), scaler);
   }
 
-  /** Optimizer steps done. */
+  /** Optimizer steps done, skipped ones included. */
   get steps(): number {
     return this.#steps;
   }
@@ -84,14 +122,26 @@ export class Session {
   async trainStep(
     documents: readonly Document[],
     settings: OptimizerSettings,
-  ): Promise<StepMetrics> {
-    const labelled = await this.accumulate(documents);
-    this.#fillControl(settings);
-    const { adapters, staging } = this.run;
-    this.executor.upload(adapters.control, staging.control);
+  ): Promise<StepResult> {
+    return await this.update(await this.accumulate(documents), settings);
+  }
+
+  /** The optimizer's part of a step: norm, clipping and update from the accumulated gradients, which are zeroed. */
+  async update(labelled: number, settings: OptimizerSettings): Promise<StepResult> {
+    this.#useSettings(settings);
     this.executor.run("optimizer");
     this.#steps++;
-    return await this.#readMetrics(labelled);
+    const { lossSum, badElement, ...metrics } = await this.#readMetrics();
+    const { gradNorm, learningRate, lossScale, skipped } = metrics;
+    const badTensor = this.run.adapters.tensors.findLast(({ element }) => element <= badElement);
+    return {
+      loss: lossSum / labelled,
+      gradNorm,
+      learningRate,
+      lossScale,
+      skipped,
+      badTensor: badTensor?.name ?? null,
+    };
   }
 
   /** Forward and backward of `documents`; gradients add up in the arena. Gives the number of labelled tokens. */
@@ -102,7 +152,7 @@ export class Session {
   /** Mean loss of `documents` in nats per labelled token; with `base`, without the adapters. */
   async evaluate(documents: readonly Document[], base = false): Promise<number> {
     const labelled = await this.#runBatches(base ? "evaluateBase" : "evaluate", documents);
-    return (await this.#readMetrics(labelled)).loss;
+    return (await this.#readMetrics()).lossSum / labelled;
   }
 
   /** Logits [tokens, V] of one micro-batch, in the order in which `pack` laid the documents out. */
@@ -173,24 +223,19 @@ export class Session {
     this.executor.stream.record(slot.copied);
   }
 
-  async #readMetrics(labelled: number): Promise<StepMetrics> {
+  async #readMetrics(): Promise<StepMetrics> {
     this.executor.download(this.run.staging.metrics, this.run.adapters.metrics);
     await this.executor.stream.done();
-    return { loss: (this.#metrics[0] as number) / labelled, gradNorm: this.#metrics[1] as number };
+    return readStepMetrics(this.#metrics);
   }
 
-  #fillControl(settings: OptimizerSettings): void {
-    const { learningRate, beta1, beta2, adamEps, weightDecay, maxGradNorm } = settings;
-    const step = this.#steps + 1;
-    const control = this.#control;
-    control[0] = learningRate;
-    control[1] = beta1;
-    control[2] = beta2;
-    control[3] = adamEps;
-    control[4] = weightDecay;
-    control[5] = 1 - beta1 ** step;
-    control[6] = 1 - beta2 ** step;
-    control[7] = maxGradNorm;
+  /** Copies the settings to the device where they are not there yet; every earlier copy has ended by now. */
+  #useSettings(settings: OptimizerSettings): void {
+    if (settings === this.#settings) return;
+    const { adamEps: eps, maxGradNorm: maxNorm, ...others } = settings;
+    this.#control.set(packOptimizerControl({ ...others, eps, maxNorm }));
+    this.executor.upload(this.run.adapters.control, this.run.staging.control);
+    this.#settings = settings;
   }
 
   #makeSlot(value: Value): Slot {

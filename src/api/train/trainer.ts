@@ -13,9 +13,9 @@ import { compressTargets, type LoraConfig } from "../nn/lora_config.ts";
 import type { Plan } from "../plan/plan.ts";
 import { describePoints } from "../plan/save_points.ts";
 import { exportAdapters } from "./adapter_state.ts";
+import { checkStep } from "./check_step.ts";
 import type { ResolvedOptions, TrainOptions } from "./options.ts";
-import { learningRateAt } from "./schedule.ts";
-import type { Session } from "./session.ts";
+import type { OptimizerSettings, Session } from "./session.ts";
 
 /** What one optimizer step did. */
 export interface StepInfo {
@@ -25,9 +25,17 @@ export interface StepInfo {
   readonly epoch: number;
   /** Mean loss of the step's labelled tokens before the update, in nats. */
   readonly loss: number;
+  /** Peak rate times the schedule at the number of updates applied so far. */
   readonly learningRate: number;
-  /** L2 norm of the gradient before clipping. */
+  /** L2 norm of the gradient before clipping; NaN where the step was skipped. */
   readonly gradNorm: number;
+  /**
+   * Whether the update was left out because the gradient overflowed (`precision: "fp16"` only). Adapters, moments and
+   * schedule are as before; the loss scale has been lowered.
+   */
+  readonly skipped: boolean;
+  /** What the loss was multiplied by for the backward pass; 1 unless `precision` is `"fp16"`. */
+  readonly lossScale: number;
   /** Tokens of the step's documents. */
   readonly tokens: number;
   /** Wall-clock seconds of the step. */
@@ -67,6 +75,7 @@ export interface OpenedRun {
 export class LoraTrainer {
   readonly #run: OpenedRun;
   readonly #batches: { epoch: number; documents: readonly Document[] }[] = [];
+  #settings: OptimizerSettings | null = null;
   #epoch = 0;
   #busy = false;
   #disposed = false;
@@ -131,7 +140,7 @@ export class LoraTrainer {
     return Math.min(all, this.options.maxSteps ?? all);
   }
 
-  /** Optimizer steps done. */
+  /** Optimizer steps done, skipped ones included. */
   get stepsDone(): number {
     return this.#run.session.steps;
   }
@@ -141,7 +150,8 @@ export class LoraTrainer {
    *
    * @param options `signal` stops after the current step.
    * @returns What each step did.
-   * @throws {LoramemError} DEVICE if the loss or the gradient is not finite.
+   * @throws {LoramemError} DEVICE if the loss is not finite, or the gradient where no lower loss scale can help; the adapters
+   * are as before that step.
    */
   async *steps(
     options: { readonly signal?: AbortSignal } = {},
@@ -247,28 +257,15 @@ export class LoraTrainer {
       epoch: number;
       documents: readonly Document[];
     };
-    const learningRate = learningRateAt(session.steps, { ...options, totalSteps: this.totalSteps });
+    this.#settings ??= { ...options, totalSteps: this.totalSteps };
     const started = performance.now();
-    const { loss, gradNorm } = await session.trainStep(documents, { ...options, learningRate });
+    const result = await session.trainStep(documents, this.#settings);
     const seconds = (performance.now() - started) / 1000;
-    if (!Number.isFinite(loss) || !Number.isFinite(gradNorm)) {
-      const message =
-        `steps: the run diverged at step ${session.steps}: loss ${loss}, gradient norm ${gradNorm}: ` +
-        "lower learningRate, or check the data";
-      throw new LoramemError("DEVICE", message);
-    }
+    checkStep(session.steps, result, options);
     const tokens = documents.reduce((sum, document) => sum + document.ids.length, 0);
     const tokensPerSecond = tokens / seconds;
-    return {
-      step: session.steps,
-      epoch,
-      loss,
-      learningRate,
-      gradNorm,
-      tokens,
-      seconds,
-      tokensPerSecond,
-    };
+    const { badTensor: _, ...measured } = result;
+    return { step: session.steps, epoch, ...measured, tokens, seconds, tokensPerSecond };
   }
 
   /** Cuts the next epoch into batches. */

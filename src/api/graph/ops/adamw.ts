@@ -1,4 +1,7 @@
-/** The optimizer step over the flat arena of trainables: global norm with clip factor, then AdamW, which zeroes the gradient. */
+/**
+ * The optimizer step over the flat arena of trainables: global norm with everything that is decided about the step, then
+ * AdamW, which zeroes the gradient.
+ */
 import { memoryWork } from "../cost.ts";
 import type { OpKind } from "../program.ts";
 import { bytesOf, DTYPES, type Value } from "../value.ts";
@@ -6,25 +9,38 @@ import { bytesOf, DTYPES, type Value } from "../value.ts";
 /** Gradient elements per partial sum of the norm; part of the ABI. */
 export const NORM_BLOCK = 65_536;
 
-/** metrics.grad_norm and metrics.clip from the gradient. */
+/** Norm, clipping, learning rate, whether the update is skipped, and the next loss scale. */
 export const gradNorm: OpKind<{
   readonly metrics: Value;
   /** [ceil(n / 65536)] f64 scratch */
   readonly partial: Value;
+  readonly state: Value;
+  /** Null = the loss is not scaled. */
+  readonly scaler: Value | null;
   readonly gradient: Value;
   readonly control: Value;
 }> = {
   name: "gradNorm",
-  uses: ({ metrics, partial, gradient, control }) => ({
+  uses: ({ metrics, partial, state, scaler, gradient, control }) => ({
     reads: [gradient, control],
     writes: [],
-    updates: [metrics],
+    updates: scaler === null ? [metrics, state] : [metrics, state, scaler],
     scratch: [partial],
   }),
   cost: ({ gradient }) => [memoryWork("f32", bytesOf(gradient))],
-  bind: ({ metrics, partial, gradient, control }) => ({
+  bind: ({ metrics, partial, state, scaler, gradient, control }) => ({
     kernel: "lm_grad_norm",
-    fields: { type: 0, metrics, partial, g: gradient, control, n: gradient.shape[0] as number },
+    fields: {
+      type: 0,
+      metrics,
+      partial,
+      state,
+      scaler,
+      found: null,
+      g: gradient,
+      control,
+      n: gradient.shape[0] as number,
+    },
   }),
 };
 

@@ -25,13 +25,15 @@ export interface LinearCrossEntropyAttributes {
   readonly labelIds: Value;
   /** Header of the micro-batch. */
   readonly header: Value;
+  /** Its scale multiplies dx; null = 1. */
+  readonly scaler: Value | null;
   readonly chunk: number;
 }
 
 export const linearCrossEntropy: OpKind<LinearCrossEntropyAttributes> = {
   name: "linearCrossEntropy",
-  uses: ({ loss, dx, logits, gathered, x, head, labelRows, labelIds, header }) => ({
-    reads: [x, head, labelRows, labelIds, header],
+  uses: ({ loss, dx, logits, gathered, x, head, labelRows, labelIds, header, scaler }) => ({
+    reads: [x, head, labelRows, labelIds, header, ...(scaler === null ? [] : [scaler])],
     // Only the chunk's rows are written.
     writes: [],
     updates: dx === null ? [loss] : [loss, dx],
@@ -51,7 +53,7 @@ export const linearCrossEntropy: OpKind<LinearCrossEntropyAttributes> = {
     const softmax = memoryWork(x.dtype, (dx === null ? 1 : 3) * rowBytes(logits, rows));
     return dx === null ? [product, softmax] : [product, softmax, product];
   },
-  bind: ({ loss, dx, logits, gathered, x, head, labelRows, labelIds, header, chunk }) => ({
+  bind: ({ loss, dx, logits, gathered, x, head, labelRows, labelIds, header, scaler, chunk }) => ({
     kernel: "lm_linear_cross_entropy",
     fields: {
       type: DTYPES[x.dtype].code,
@@ -73,6 +75,7 @@ export const linearCrossEntropy: OpKind<LinearCrossEntropyAttributes> = {
       x_pitch: x.pitch,
       w_pitch: head.pitch,
       w_type: DTYPES[head.dtype].code,
+      scaler,
     },
   }),
 };
