@@ -138,7 +138,8 @@ static void test_rms_norm(int32_t type, int32_t w_type, int32_t rows, int32_t wi
   run("rms_norm_forward", [&](side &s) { return forward(s, y); });
   same(y, live_rows, close_bounds(type), (shape + " forward").c_str());
   /* The difference of two sums: what cancels is of the size of dy / rms. */
-  const bounds limit = close_bounds(type, 4e-6 / (scale < 1 ? scale : 1));
+  /* One column alone has hardly a gradient: what is left is the rounding of two numbers that cancel. */
+  const bounds limit = close_bounds(type, (width == 1 ? 16e-6 : 4e-6) / (scale < 1 ? scale : 1));
   run("rms_norm_backward", [&](side &s) { return backward(s, dx, dy, NULL); });
   same(dx, live_rows, limit, (shape + " backward").c_str());
   repeats("rms_norm", {&y, &dx}, [&](side &s) { return forward(s, y) ? LM_ERR_INTERNAL : backward(s, dx, dy, &add); });
