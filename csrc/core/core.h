@@ -2,7 +2,8 @@
  *
  * Life: every object a user owns holds one reference on its context; the context is freed with the last of them. Memory
  * that work may still use is never freed at once but "retired": kept with the marks that must pass first.
- * Locks, in the order they may be taken: pool.mutex, ctx.mutex, ctx.error_mutex. None is held while a device is awaited. */
+ * Locks, in the order they may be taken: pool.mutex, ctx.mutex, ctx.error_mutex. None is held while a device is awaited, but
+ * by lm_pool_check. */
 #ifndef LM_CORE_H
 #define LM_CORE_H
 

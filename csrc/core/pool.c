@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define GROWTH 8 /* a new segment is at least this part of what is held */
 #define SEGMENT_STEP UINT64_C(0x200000) /* 2 MiB, what drivers hand out */
 
 static const char alloc_op[] = "lm_pool_alloc";
@@ -36,18 +37,21 @@ static uint64_t round_up(uint64_t bytes, uint64_t unit) {
 
 /* Takes a segment from the system and gives all of it to the caller. Releases the mutex meanwhile: a driver call may last
  * milliseconds. The bytes are counted before, so that the limit holds for all threads. @return NULL if there is none */
-static lm_block *grow(lm_pool *pool, uint64_t bytes) {
+static lm_block *grow(lm_pool *pool, uint32_t owner, uint64_t bytes) {
   uint64_t limit = pool->stats.limit;
   uint64_t room = limit ? limit - pool->stats.reserved : UINT64_MAX;
-  const uint64_t units[2] = {SEGMENT_STEP, LM_PAGE};
-  for (int i = 0; i < 2; i++) {
-    uint64_t size = round_up(bytes, units[i]);
-    if (size > room || (i && size == round_up(bytes, units[0]))) continue;
+  /* Large pieces join more of what is freed; the share keeps what is taken in vain in proportion. */
+  uint64_t share = round_up(pool->stats.reserved / GROWTH, SEGMENT_STEP);
+  const uint64_t sizes[3] = {round_up(bytes > share ? bytes : share, SEGMENT_STEP), round_up(bytes, SEGMENT_STEP),
+                             round_up(bytes, LM_PAGE)};
+  for (int i = 0; i < 3; i++) {
+    uint64_t size = sizes[i];
+    if (size > room || (i && size == sizes[i - 1])) continue;
     pool->stats.reserved += size;
     pthread_mutex_unlock(&pool->mutex);
     void *memory = lm_device_memory_reserve(pool->ctx, size, LM_RANGE_POOL, alloc_op);
     pthread_mutex_lock(&pool->mutex);
-    lm_block *block = memory ? lm_segment_add(pool, memory, size) : NULL;
+    lm_block *block = memory ? lm_segment_add(pool, owner, memory, size) : NULL;
     if (memory) pool->stats.driver_calls++;
     if (block) return block;
     pool->stats.reserved -= size;
@@ -120,17 +124,18 @@ static uint64_t give_back_idle(lm_pool *pool) {
 
 /* The order in which memory is looked for. @return a block in no list, at least `bytes` long, or NULL */
 static lm_block *find(lm_pool *pool, uint32_t owner, uint64_t bytes) {
-  /* 1. Freed in this stream: usable at once. 2. Freed elsewhere and that work has ended. */
+  /* 1. Freed in this stream, or by now nobody's: usable at once, whichever fits better. */
   lm_block *block = lm_block_take(pool, owner, bytes);
   if (block) return block;
-  lm_settle(pool);
-  block = lm_block_take(pool, LM_NOBODY, bytes);
+  /* 2. Freed elsewhere and that work has ended. */
+  lm_settle(pool, owner);
+  block = lm_block_take(pool, owner, bytes);
   if (block) return block;
   /* 3. Both kinds next to each other. */
   lm_run run;
   if (lm_run_find(pool, owner, bytes, &run)) return lm_run_join(pool, run, bytes);
   /* 4. More memory, as long as the limit and the system allow. */
-  return grow(pool, bytes);
+  return grow(pool, owner, bytes);
 }
 
 /* Where nothing is at hand. */
@@ -140,7 +145,7 @@ static lm_block *find_with_effort(lm_pool *pool, uint32_t owner, uint64_t bytes)
   if (lm_run_find(pool, LM_ANYBODY, bytes, &run)) return follow(pool, owner, run) ? lm_run_join(pool, run, bytes) : NULL;
   /* 6. Whole segments that are too small make room for one that is large enough. */
   if (give_back_idle(pool) == 0) return NULL;
-  lm_block *block = grow(pool, bytes);
+  lm_block *block = grow(pool, owner, bytes);
   if (block) return block;
   return lm_run_find(pool, LM_ANYBODY, bytes, &run) && follow(pool, owner, run) ? lm_run_join(pool, run, bytes) : NULL;
 }
@@ -214,6 +219,7 @@ int32_t lm_pool_free(lm_pool *pool, uint64_t handle, lm_stream *stream) {
   lm_block *block = lm_block_of(pool, handle);
   uint32_t owner = block ? lm_owner_of(pool, stream) : 0;
   if (!owner) {
+    if (block && block->zoned) lm_block_mark_zones(pool, block, stream); /* poisoned already, and still live */
     pthread_mutex_unlock(&pool->mutex);
     return block ? LM_ERR_OUT_OF_MEMORY : stale(pool, handle, op);
   }

@@ -30,6 +30,7 @@ struct lm_block {
   uint32_t owner;                 /* index into owners, of a free block */
   bool live;
   bool zoned;                     /* of a live block: it has red zones */
+  bool leaving;                   /* of a live block with red zones: they are looked at before it is freed */
   uint64_t since;                 /* of a live block: when it was taken, on lm_clock_ms */
   char label[LM_LABEL_MAX];
 };
@@ -70,7 +71,7 @@ typedef struct lm_run {
 
 /* pool_blocks.c: all under pool->mutex --------------------------------------------------------------------------- */
 
-/* lm_block_take: remove the smallest fitting block of an owner from its lists; NULL if there is none. */
+/* lm_block_take: remove the smallest fitting block of an owner or of nobody from its lists; NULL if there is none. */
 lm_block *lm_block_take(lm_pool *pool, uint32_t owner, uint64_t bytes);
 /* lm_block_insert: put a free block into its owner's lists, joined with neighbours of the same owner. */
 void lm_block_insert(lm_pool *pool, lm_block *block);
@@ -83,12 +84,13 @@ void lm_block_split(lm_pool *pool, lm_block *block, uint64_t bytes);
 bool lm_run_find(lm_pool *pool, uint32_t owner, uint64_t bytes, lm_run *run);
 /* lm_run_join: take a run out of all lists and make it one block. The part beyond `bytes` keeps its owner. */
 lm_block *lm_run_join(lm_pool *pool, lm_run run, uint64_t bytes);
-/* lm_settle: blocks whose mark has passed belong to nobody from now on. */
-void lm_settle(lm_pool *pool);
+/* lm_settle: blocks whose mark has passed belong to nobody from now on, except those of one owner (LM_NOBODY: no
+ * exception), which its stream can join with what it frees next. */
+void lm_settle(lm_pool *pool, uint32_t except);
 /* lm_owner_of: index of a stream, added if it is new; 0 with the failure reported. */
 uint32_t lm_owner_of(lm_pool *pool, lm_stream *stream);
-/* lm_segment_add: describe new memory as one free block that is in no list; NULL with the failure reported. */
-lm_block *lm_segment_add(lm_pool *pool, uint8_t *memory, uint64_t bytes);
+/* lm_segment_add: describe new memory as one free block of an owner that is in no list; NULL with the failure reported. */
+lm_block *lm_segment_add(lm_pool *pool, uint32_t owner, uint8_t *memory, uint64_t bytes);
 /* lm_segments_idle: unlink the segments without a live block. */
 lm_segment *lm_segments_idle(lm_pool *pool);
 /* lm_segment_forget: give the descriptions of an unlinked segment back. */

@@ -132,14 +132,22 @@ static lm_block *best_of_bin(const lm_owner *owner, uint32_t bin, uint64_t bytes
   return best;
 }
 
-lm_block *lm_block_take(lm_pool *pool, uint32_t index, uint64_t bytes) {
-  const lm_owner *owner = pool->owners[index];
+static lm_block *best_of(const lm_owner *owner, uint64_t bytes) {
   uint32_t bin = bin_of(bytes);
   lm_block *block = best_of_bin(owner, bin, bytes);
   for (uint32_t next = bin + 1; !block && next < LM_BIN_COUNT;) {
     uint64_t word = owner->bitmap[next / 64] >> next % 64;
     if (word) block = best_of_bin(owner, next + (uint32_t)__builtin_ctzll(word), bytes);
     next = (next / 64 + 1) * 64;
+  }
+  return block;
+}
+
+lm_block *lm_block_take(lm_pool *pool, uint32_t owner, uint64_t bytes) {
+  lm_block *block = best_of(pool->owners[owner], bytes);
+  if (!block || block->bytes != bytes) {
+    lm_block *other = best_of(pool->owners[LM_NOBODY], bytes);
+    if (other && (!block || other->bytes < block->bytes)) block = other;
   }
   if (block) lm_block_remove(pool, block);
   return block;
@@ -186,8 +194,9 @@ lm_block *lm_run_join(lm_pool *pool, lm_run run, uint64_t bytes) {
   return block;
 }
 
-void lm_settle(lm_pool *pool) {
+void lm_settle(lm_pool *pool, uint32_t except) {
   for (uint32_t i = 1; i < pool->owner_count; i++) {
+    if (i == except) continue;
     lm_owner *owner = pool->owners[i];
     while (owner->oldest && lm_point_passed((lm_point){.stream = owner->stream, .mark = owner->oldest->mark})) {
       lm_block *block = owner->oldest;
@@ -200,7 +209,7 @@ void lm_settle(lm_pool *pool) {
 
 /* Slots of streams that were destroyed and have ended are used again. */
 static void owners_purge(lm_pool *pool) {
-  lm_settle(pool);
+  lm_settle(pool, LM_NOBODY);
   for (uint32_t i = 1; i < pool->owner_count; i++) {
     lm_owner *owner = pool->owners[i];
     lm_stream *stream = owner->stream;
@@ -231,7 +240,7 @@ uint32_t lm_owner_of(lm_pool *pool, lm_stream *stream) {
   return slot;
 }
 
-lm_block *lm_segment_add(lm_pool *pool, uint8_t *memory, uint64_t bytes) {
+lm_block *lm_segment_add(lm_pool *pool, uint32_t owner, uint8_t *memory, uint64_t bytes) {
   lm_block *block = block_new(pool);
   if (!block) return NULL;
   lm_segment *segment = lm_heap_alloc(pool->ctx, sizeof *segment, "lm_pool_alloc");
@@ -245,7 +254,8 @@ lm_block *lm_segment_add(lm_pool *pool, uint8_t *memory, uint64_t bytes) {
   block->before = block->after = NULL;
   block->address = memory;
   block->bytes = bytes;
-  block->owner = LM_NOBODY;
+  block->older = NULL;
+  block->owner = owner;
   block->mark = 0;
   block->live = false;
   return block;

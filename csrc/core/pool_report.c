@@ -86,7 +86,7 @@ int32_t lm_pool_snapshot(lm_pool *pool, void *buf, uint64_t cap) {
   uint64_t now = lm_clock_ms();
   lm_text_add(&text, "[");
   pthread_mutex_lock(&pool->mutex);
-  lm_settle(pool);
+  lm_settle(pool, LM_NOBODY);
   for (lm_segment *segment = pool->segments; segment; segment = segment->next) {
     lm_text_add(&text, "%s{\"bytes\":%llu,\"blocks\":[", segment == pool->segments ? "" : ",", (ull)segment->bytes);
     for (lm_block *block = segment->first; block; block = block->after) {

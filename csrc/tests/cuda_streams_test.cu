@@ -342,17 +342,20 @@ static void test_recorders(void) {
   }
 }
 
+/* Says which test runs, so that a hang has a name. */
+#define RUN(test) (fprintf(stderr, "%s\n", #test), test())
+
 int main(void) {
   if (!open_device()) return 0;
-  test_order();
-  test_many_marks();
-  test_waiters();
-  test_departed();
-  test_calls();
-  test_failed_stream();
-  test_events();
-  test_graphs();
-  test_recorders();
+  RUN(test_order);
+  RUN(test_many_marks);
+  RUN(test_waiters);
+  RUN(test_departed);
+  RUN(test_calls);
+  RUN(test_failed_stream);
+  RUN(test_events);
+  RUN(test_graphs);
+  RUN(test_recorders);
   OK(api->synchronize(backend));
   api->close(backend);
   return report();

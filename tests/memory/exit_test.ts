@@ -2,7 +2,7 @@ import assert from "node:assert/strict";
 import { writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { test } from "node:test";
-import { type Ended, runFile, SLOW, temporaryFolder } from "../ffi/support.ts";
+import { DENO, type Ended, runFile, SLOW, temporaryFolder } from "../ffi/support.ts";
 import { ROOT } from "../help.ts";
 
 /** Runs a program; it and its other files import loramem's entry as `./mod.ts`. */
@@ -74,6 +74,42 @@ test("error that nobody catches while work runs ends without a crash", SLOW, () 
   assert.match(stderr, /planted/);
 });
 
+test("SIGTERM while work runs ends the process at once, by that signal", SLOW, () => {
+  const { stdout, code, signal } = runProgram(`${BUSY}
+    void stream.done();
+    console.log("working");
+    process.kill(process.pid, "SIGTERM");
+    setInterval(() => {}, 1000);`);
+  assert.match(stdout, /^working\n/);
+  assert.ok(signal === "SIGTERM" || code === 143, `${signal} ${code}`);
+});
+
+test("Device in debug mode reports leaks at the end of the process, however it ends", SLOW, () => {
+  const open = `
+    import { Device } from "./mod.ts";
+    const device = await Device.open("cpu", {
+      threads: 1,
+      debug: true,
+      onLeak: ({ at, leaks }) => console.log(at, leaks.map(({ label }) => label).join()),
+    });
+    const stream = device.createStream();
+    const buffer = device.createBuffer(1 << 20, { label: "x" });
+    stream.fill(buffer, 1);
+  `;
+  const leaks = 'Stream,DeviceBuffer "x"';
+  for (const [end, code, at] of [
+    ["", 0, "exit"],
+    ["process.exit(3);", 3, "exit"],
+    // Deno ends on an error that nobody catches without an exit event.
+    ...(DENO ? [] : ([['throw new Error("planted");', 1, "exit"]] as const)),
+    ["await device.dispose();", 0, "close"],
+  ] as const) {
+    const ended = runProgram(`${open}${end}`);
+    assert.equal(ended.stdout, `${at} ${leaks}\n`, `${end} ${ended.stderr}`);
+    assert.deepEqual([ended.code, ended.signal], [code, null], end);
+  }
+});
+
 /** Opens a device of its own, works, and leaves work and a completion behind. */
 const WORKER = `${BUSY}
   await stream.done();
@@ -103,3 +139,25 @@ test("Worker may open devices of its own and be terminated while work runs", SLO
   assert.equal(stdout, "1\n2\n3\n", stderr);
   assert.deepEqual([code, signal], [0, null], stderr);
 });
+
+test(
+  "Worker that ends by itself with work and memory left does not disturb the process",
+  SLOW,
+  () => {
+    const { stdout, stderr, code, signal } = runProgram(
+      `
+    import { Device } from "./mod.ts";
+    await using device = await Device.open("cpu", { threads: 1 });
+    for (let round = 1; round <= 3; round++) {
+      const worker = new Worker(new URL("./worker.ts", import.meta.url).href, { type: "module" });
+      await new Promise((resolve) => worker.addEventListener("message", resolve));
+      await new Promise((resolve) => setTimeout(resolve, 100));
+    }
+    using buffer = device.createBuffer(1 << 20);
+    console.log(buffer.bytes);`,
+      { "worker.ts": `${BUSY}\n postMessage("worked"); self.close();` },
+    );
+    assert.equal(stdout, "1048576\n", stderr);
+    assert.deepEqual([code, signal], [0, null], stderr);
+  },
+);

@@ -146,7 +146,7 @@ async function failsCleanly(device: Device, what: string, text: RegExp): Promise
   return failed;
 }
 
-// Mutant: leave out lm_memory_give after a failed lm_range_add; let lm_graph_end keep a failed recording.
+// Mutant: raise ctx->recordings in lm_graph_begin before the backend has begun.
 test(
   "life cycle that fails at any call of the device leaks nothing, names the call and can be repeated",
   SLOW,
@@ -162,6 +162,7 @@ test(
   },
 );
 
+// Mutant: leave out lm_memory_give after a failed lm_range_add in lm_device_memory_reserve.
 test(
   "life cycle that fails at any heap allocation leaks nothing and can be repeated",
   SLOW,

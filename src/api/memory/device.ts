@@ -50,7 +50,10 @@ export interface DeviceOptions extends SimOptions {
    * {@linkcode Device.snapshot}, and {@linkcode Device.leaks} knows where everything was made. Default false.
    */
   readonly debug?: boolean;
-  /** Debug mode: called when the device closes, or the process ends, with objects that were not disposed. */
+  /**
+   * Debug mode: called when the device closes, or the process ends, with objects that were not disposed. Not where a signal
+   * ends the process, nor, on Deno, an error that nobody catches.
+   */
   readonly onLeak?: (report: LeakReport) => void;
 }
 
