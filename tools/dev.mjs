@@ -120,7 +120,10 @@ async function test(tier, filters) {
     total.failed += outcome.failed;
     total.skipped += outcome.skipped;
   };
-  if (tier === "test" && filters.length === 0) for (const job of CHECKS) count(await job());
+  if (tier === "test" && filters.length === 0) {
+    for (const job of CHECKS) count(await job());
+    count(await runProgram("types under Deno", programs.deno, ["check", ...ENTRIES]));
+  }
   const native = await runCTests(BUILD, tier, filters, allowed);
   if (native) count(native);
   await runJobs(jobs, count);
@@ -136,10 +139,22 @@ async function test(tier, filters) {
  * @param {string[]} command script and arguments
  * @returns {Promise<Outcome>}
  */
-async function runTool(label, command) {
-  const start = performance.now();
+function runTool(label, command) {
   const prefix = HOST === "deno" ? ["run", "-A"] : [];
-  const { code, output } = await run(process.execPath, [...prefix, ...command], { env: QUIET });
+  return runProgram(label, process.execPath, [...prefix, ...command]);
+}
+
+/**
+ * A program that passes or fails as a whole.
+ *
+ * @param {string} label
+ * @param {string} program
+ * @param {string[]} args
+ * @returns {Promise<Outcome>}
+ */
+async function runProgram(label, program, args) {
+  const start = performance.now();
+  const { code, output } = await run(program, args, { env: QUIET });
   const seconds = (performance.now() - start) / 1000;
   return {
     label,
@@ -150,6 +165,9 @@ async function runTool(label, command) {
     output,
   };
 }
+
+/** What users import or start; Deno checks the types of whatever these reach. */
+const ENTRIES = ["mod.ts", "cli.ts", "train.ts"];
 
 const BIOME = "node_modules/@biomejs/biome/bin/biome";
 const CHECKS = [
