@@ -20,6 +20,12 @@ const program = new Command("loramem")
 addTrainCommand(program);
 addPlanCommand(program);
 
+// `loramem plan ... | head` closes the pipe early: the reader has what it wanted.
+process.stdout.on("error", (error: NodeJS.ErrnoException) => {
+  if (error.code !== "EPIPE") throw error;
+  process.exit(0);
+});
+
 try {
   await program.parseAsync(process.argv);
 } catch (error) {

@@ -109,7 +109,8 @@ static void run_shape(const shape &s) {
   const int64_t Q = (int64_t)s.heads * D, K = (int64_t)s.kv_heads * D, pitch = Q + 2 * K;
   std::vector<int32_t> offsets;
   for (int32_t d = 0; d <= s.documents; d++) offsets.push_back(d * s.length);
-  const int64_t bytes = 4 * (rows * D * (s.heads + 2 * s.kv_heads) + (int64_t)(s.heads + s.kv_heads) * (rows / 16 + s.documents) + 4);
+  const int64_t turns = (int64_t)(s.heads + s.kv_heads) * (rows / 16 + s.documents) + 4;
+  const int64_t bytes = 4 * ((int64_t)rows * D * (s.heads + 2 * s.kv_heads) + turns);
   uint16_t *const qkv = (uint16_t *)random_bf16(rows * pitch), *const dqkv = (uint16_t *)reserve((uint64_t)(rows * pitch) * 2);
   void *const go = random_bf16(rows * Q), *const o = reserve((uint64_t)(rows * Q) * 2), *const cu = integers(offsets);
   void *const lse = reserve((uint64_t)rows * s.heads * 4), *const delta = reserve((uint64_t)rows * s.heads * 4);

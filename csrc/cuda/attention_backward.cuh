@@ -26,7 +26,8 @@ struct lm_backward_tile {
   static constexpr int STAGE = 2 * QUERIES * D * 2;       /* bytes: q and grad_o */
   static constexpr int KV = 2 * KEYS * D * 2, DS = KEYS * QUERIES * 2, ROWS = 2 * 2 * QUERIES * 4; /* lse and delta */
   static constexpr int SHARED = KV + 2 * STAGE + DS + ROWS;
-  static_assert(COLUMNS % 16 == 0 && DQ_COLUMNS % 16 == 0 && DQ_M * 16 * DOWN == QUERIES && QUERIES % STEP == 0 && KEYS % 64 == 0, "whole blocks");
+  static_assert(COLUMNS % 16 == 0 && DQ_COLUMNS % 16 == 0 && DQ_M * 16 * DOWN == QUERIES, "whole blocks of columns and queries");
+  static_assert(QUERIES % STEP == 0 && KEYS % 64 == 0, "whole steps");
 };
 
 /* lm_copy_async4: 4 bytes, of which the first `bytes` are read and the others are 0. */
@@ -117,7 +118,8 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
   if (document < 0) return;
 
   /* Steps: query heads of the slice one after the other, for each the blocks of queries from the last to the first. */
-  const int first_head = kv_head * a.group + a.group * slice / g.slices, end_head = kv_head * a.group + a.group * (slice + 1) / g.slices;
+  const int first_head = kv_head * a.group + a.group * slice / g.slices;
+  const int end_head = kv_head * a.group + a.group * (slice + 1) / g.slices;
   const int first_block = b.begin / QUERIES, last_block = (b.length - 1) / QUERIES;
   const auto fetch = [&](int head, int block, int stage) {
     const int64_t row = b.row + block * QUERIES;

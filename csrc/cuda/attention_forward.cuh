@@ -28,9 +28,11 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
 
   const int lane = threadIdx.x & 31, warp_row = (threadIdx.x >> 5) * 16 * M;
   const int queries = min(C::QUERIES, b.length - b.begin), keys = b.past + b.begin + queries;
-  const uint32_t q_tile = lm_shared_address(shared), k_tile = q_tile + C::QUERIES * D * 2, v_tile = k_tile + 2 * KEYS * D * 2;
+  const uint32_t q_tile = lm_shared_address(shared), k_tile = q_tile + C::QUERIES * D * 2;
+  const uint32_t v_tile = k_tile + 2 * KEYS * D * 2;
   const int64_t first_row = b.row + b.begin, kv_column = head / a.group * D;
-  const T *const k = (const T *)a.k + b.kv_row * a.kv_pitch + kv_column, *const v = (const T *)a.v + b.kv_row * a.kv_pitch + kv_column;
+  const T *const k = (const T *)a.k + b.kv_row * a.kv_pitch + kv_column;
+  const T *const v = (const T *)a.v + b.kv_row * a.kv_pitch + kv_column;
   const auto fetch = [&](int key, int stage) {
     lm_copy_rows<KEYS, D, THREADS>(k_tile + stage * KEYS * D * 2, k + key * a.kv_pitch, a.kv_pitch, keys - key);
     lm_copy_rows<KEYS, D, THREADS>(v_tile + stage * KEYS * D * 2, v + key * a.kv_pitch, a.kv_pitch, keys - key);

@@ -19,13 +19,14 @@ inline cudaError_t lm_attention_start(int64_t blocks, int threads, size_t shared
   return lm_cuda_launch<kernel>(dim3((unsigned)blocks), dim3((unsigned)threads), shared, stream, arguments...);
 }
 
-/* lm_attention_tensor: whether the tensor cores serve: 16-bit storage, one of their head sizes, rows of 16-byte words. A scale
- * that is not positive would turn the running maximum around. */
+/* lm_attention_tensor: whether the tensor cores serve: 16-bit storage, one of their head sizes, rows of 16-byte words, distances
+ * inside a tile that 32 bits hold. A scale that is not positive would turn the running maximum around. */
 inline bool lm_attention_tensor(const lm_attention &a, int32_t type) {
   const int32_t d = a.head_dim;
   const bool size = d == 32 || d == 64 || d == 80 || d == 96 || d == 128 || d == 256;
   const lm_bf16 *const q = (const lm_bf16 *)a.q, *const k = (const lm_bf16 *)a.k, *const v = (const lm_bf16 *)a.v;
-  return type != LM_F32 && size && a.scale > 0 && lm_aligned(q, a.q_pitch, 16) && lm_aligned(k, a.kv_pitch, 16) &&
+  const bool near = a.q_pitch < 1 << 23 && a.kv_pitch < 1 << 23 && a.o_pitch < 1 << 23;
+  return type != LM_F32 && size && near && a.scale > 0 && lm_aligned(q, a.q_pitch, 16) && lm_aligned(k, a.kv_pitch, 16) &&
          lm_aligned(v, a.kv_pitch, 16);
 }
 

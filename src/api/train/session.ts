@@ -104,7 +104,13 @@ export class Session {
     mode: ExecutionMode,
     scaler: ScalerSettings = {},
   ): Session {
-    return new Session(run, Executor.commit(device, run.plan, mode), scaler);
+    const executor = Executor.commit(device, run.plan, mode);
+    try {
+      return new Session(run, executor, scaler);
+    } catch (error) {
+      void executor.dispose(); // an event or a view could not be made
+      throw error;
+    }
   }
 
   /** Optimizer steps done, skipped ones included. */
