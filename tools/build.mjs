@@ -19,10 +19,14 @@ const LIBRARY = join(BUILD, "lib", "libloramem.so");
  */
 export async function build({ everything }) {
   const configured = ["build.ninja", "Makefile"].some((file) => existsSync(join(BUILD, file)));
-  if (!configured || !belongsHere()) {
-    rmSync(BUILD, { recursive: true, force: true });
-    const generator = which("ninja") ? ["-G", "Ninja"] : [];
+  const usable = configured && cacheHas(`CMAKE_HOME_DIRECTORY:INTERNAL=${ROOT}`);
+  // A first build for the demo leaves nvcc alone: it takes minutes, and a broken one must not stand in the way.
+  const lacksCuda = everything && usable && cacheHas("LORAMEM_CUDA:STRING=OFF");
+  if (!usable) rmSync(BUILD, { recursive: true, force: true });
+  if (!usable || lacksCuda) {
+    const generator = !usable && which("ninja") ? ["-G", "Ninja"] : [];
     const args = ["-S", ROOT, "-B", BUILD, "-DCMAKE_BUILD_TYPE=Release", "-DLORAMEM_SIM=ON"];
+    args.push(`-DLORAMEM_CUDA=${everything ? "AUTO" : "OFF"}`);
     await step("configuring the build", "cmake", [...args, ...generator]);
   }
   const before = modified(LIBRARY);
@@ -39,9 +43,9 @@ export async function build({ everything }) {
   }
 }
 
-function belongsHere() {
-  const cache = readFileSync(join(BUILD, "CMakeCache.txt"), "utf8");
-  return cache.includes(`CMAKE_HOME_DIRECTORY:INTERNAL=${ROOT}\n`);
+/** @param {string} line */
+function cacheHas(line) {
+  return readFileSync(join(BUILD, "CMakeCache.txt"), "utf8").split("\n").includes(line);
 }
 
 /** @param {string} path */
