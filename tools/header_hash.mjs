@@ -15,7 +15,9 @@ import { fileURLToPath } from "node:url";
 import { ROOT } from "./machine.mjs";
 
 /** The headers of the ABI, in the order of their inclusion. */
-export const HEADERS = ["csrc/include/loramem.h", "csrc/include/loramem_kernels.h"];
+export const HEADERS = ["loramem.h", "loramem_kernels.h", "loramem_training.h"].map(
+  (name) => `csrc/include/${name}`,
+);
 
 /**
  * First 8 bytes of the SHA-256 of the headers, one after the other, big-endian.

@@ -1,5 +1,5 @@
 /* step_rule.h: what is decided about an optimizer step, compiled into every backend so that all of them decide alike: one
- * thread runs it in device memory. See lm_grad_norm and lm_scaler in loramem_kernels.h. */
+ * thread runs it in device memory. See lm_grad_norm in loramem_training.h. */
 #ifndef LM_STEP_RULE_H
 #define LM_STEP_RULE_H
 
@@ -14,7 +14,7 @@
 #define LM_RULE static inline
 #endif
 
-/* Elements of one partial sum of a norm, as loramem_kernels.h sizes `partial`. */
+/* Elements of one partial sum of a norm, as loramem_training.h sizes `partial`. */
 enum { LM_NORM_BLOCK = 65536 };
 
 /* A partial sum of squares is never negative: a negative one says which element of the gradient is not finite. */

@@ -69,8 +69,8 @@ typedef struct lm_pinned_pool lm_pinned_pool; /* page-locked host buffers that a
 /* lm_abi_version: major << 16 | minor of this library. */
 LM_API uint32_t lm_abi_version(void);
 
-/* lm_header_hash: first 8 bytes of the SHA-256 of loramem.h followed by loramem_kernels.h, as the library was built
- * from them, big-endian. */
+/* lm_header_hash: first 8 bytes of the SHA-256 of loramem.h, loramem_kernels.h and loramem_training.h, one after
+ * the other, as the library was built from them, big-endian. */
 LM_API uint64_t lm_header_hash(void);
 
 /* lm_build_info: writes "version; backends; compiler" as text into buf [cap], always terminated.
@@ -359,6 +359,7 @@ LM_API int32_t lm_graph_nodes(lm_graph *graph);
 LM_API void lm_graph_destroy(lm_graph *graph);
 
 #include "loramem_kernels.h"
+#include "loramem_training.h"
 
 #ifdef __cplusplus
 }

@@ -1,5 +1,5 @@
 /**
- * The argument structs of the kernels, field by field as in csrc/include/loramem_kernels.h; tests/ffi/header_test.ts
+ * The argument structs of the kernels, field by field as in csrc/include; tests/header_test.ts
  * compares them.
  */
 import type { StructTable } from "./structs.ts";

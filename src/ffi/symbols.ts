@@ -1,6 +1,6 @@
 /**
- * The only list of native functions in TypeScript. Order, names and types follow csrc/include/loramem.h and
- * csrc/include/loramem_kernels.h; tests/ffi/header_test.ts compares them.
+ * The only list of native functions in TypeScript. Order, names and types follow the headers of
+ * csrc/include; tests/header_test.ts compares them.
  *
  * Memory that JavaScript lends for one call is `buf` (strings, structs, results); native memory and objects are `ptr`.
  */
