@@ -8,7 +8,7 @@ export type CType = "void" | "i32" | "u32" | "i64" | "u64" | "f32" | "f64" | "pt
 
 declare const pointerBrand: unique symbol;
 
-/** An opaque native address: a number on Bun, an object on Deno. Nothing outside the adapters looks inside. */
+/** An opaque native address, a number or an object by runtime. Nothing outside the adapters looks inside. */
 export interface Ptr {
   readonly [pointerBrand]: true;
 }
@@ -66,7 +66,7 @@ export interface NativeCallback {
   unref(): void;
 }
 
-/** All that differs between Bun and Deno. */
+/** All that differs between the runtimes. */
 export interface Runtime {
   /** Open a library, never to be closed, and bind a table; throws if the file or a name is missing. */
   bind<T extends FnTable>(path: string, table: T): Bound<T>;

@@ -10,10 +10,12 @@ import { Session } from "../../src/api/train/session.ts";
 import { LoramemError } from "../../src/ffi/error.ts";
 import { planGolden, readGolden } from "./support.ts";
 
+type Taking = "createBuffer" | "createPinnedBuffer" | "createStream" | "createEvent";
+const RESERVING: readonly Taking[] = ["createBuffer", "createPinnedBuffer", "createStream"];
+
 /** Lets the k-th (from 1) of the calls that take something from the device fail; gives the way back. */
-function failAt(device: Device, k: number): Disposable {
+function failAt(device: Device, k: number, names: readonly Taking[] = RESERVING): Disposable {
   let calls = 0;
-  const names = ["createBuffer", "createPinnedBuffer", "createStream"] as const;
   for (const name of names) {
     const original = device[name].bind(device) as (...args: unknown[]) => unknown;
     const failing = (...args: unknown[]) => {
@@ -70,6 +72,18 @@ test("Session.commit() gives everything back when any reservation fails, and nam
   const session = Session.commit(device, run, "graph");
   await session.dispose();
   assert.deepEqual(held(device.stats()), before);
+});
+
+test("Session.commit() leaves nothing behind when an event cannot be made", async () => {
+  const run = await planGolden(await readGolden("llama"));
+  await using device = await Device.open("cpu", { threads: 1, debug: true });
+  const before = held(device.stats());
+  for (const k of [1, 2]) {
+    using _failure = failAt(device, k, ["createEvent"]);
+    assert.throws(() => Session.commit(device, run, "graph"), /injected/);
+    assert.deepEqual(device.leaks(), []);
+    assert.deepEqual(held(device.stats()), before);
+  }
 });
 
 test("commitWithin() plans once more, for less, if what was free is gone, and only then", async () => {

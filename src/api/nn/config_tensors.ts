@@ -28,6 +28,13 @@ export interface TensorInfo {
  * Lists the linear layers of a model in the order of computation: q, k, v, o, gate, up and down of
  * every layer, then the output head (also where it shares the embedding's matrix).
  *
+ * @example Usage
+ * ```ts
+ * import { linearModules, readModelConfig } from "./mod.ts";
+ * const config = await readModelConfig("examples/demo/model");
+ * console.log(linearModules(config)[0]?.path); // model.layers.0.self_attn.q_proj
+ * ```
+ *
  * @param config The model.
  */
 export function linearModules(config: ModelConfig): LinearModule[] {
@@ -38,6 +45,13 @@ export function linearModules(config: ModelConfig): LinearModule[] {
 
 /**
  * Lists the tensors that a checkpoint of this model must hold.
+ *
+ * @example Usage
+ * ```ts
+ * import { expectedTensors, readModelConfig } from "./mod.ts";
+ * const config = await readModelConfig("examples/demo/model");
+ * console.log(expectedTensors(config).get("model.norm.weight")); // [256]
+ * ```
  *
  * @param config The model.
  * @returns Shape by tensor name. The output head is absent where it is tied to the embedding.
@@ -65,6 +79,14 @@ export function expectedTensors(config: ModelConfig): Map<string, readonly numbe
  *
  * Two kinds of surplus are ignored, as transformers does: `rotary_emb.inv_freq` (computed from the
  * config) and the copy of a tied output head.
+ *
+ * @example Usage
+ * ```ts
+ * import { openSafetensors, readModelConfig, validateCheckpoint } from "./mod.ts";
+ * const config = await readModelConfig("examples/demo/model");
+ * await using files = await openSafetensors("examples/demo/model");
+ * validateCheckpoint(config, files.tensors); // throws where they do not belong together
+ * ```
  *
  * @param config The model.
  * @param tensors What the files hold.

@@ -93,6 +93,14 @@ export function resolveLoraTargets(
  * Finds the shortest list of path endings that means exactly these modules to PEFT, as
  * `target_modules` on disk.
  *
+ * @example Usage
+ * ```ts
+ * import { compressTargets, linearModules, readModelConfig, resolveLoraTargets } from "./mod.ts";
+ * const modules = linearModules(await readModelConfig("examples/demo/model"));
+ * const targets = resolveLoraTargets(modules, { rank: 8, alpha: 16, targetModules: ["q_proj"] });
+ * console.log(compressTargets(targets, modules)); // ["q_proj"]
+ * ```
+ *
  * @param targets Paths of the adapted modules.
  * @param modules All linear layers of the model, the adapted ones included.
  * @returns Sorted endings, e.g. `["k_proj", "q_proj"]`.

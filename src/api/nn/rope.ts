@@ -20,6 +20,13 @@ export interface RopeTable {
  * The angle that each pair of elements turns per position: theta^(-2i / headDim), rescaled as
  * `rope` says.
  *
+ * @example Usage
+ * ```ts
+ * import { readModelConfig, ropeInverseFrequencies } from "./mod.ts";
+ * const config = await readModelConfig("examples/demo/model");
+ * console.log(ropeInverseFrequencies(config.rope, config.headDim)[0]); // 1
+ * ```
+ *
  * @param rope The model's form.
  * @param headDim Size of a head, even.
  * @returns [headDim / 2], radians per token.
@@ -58,6 +65,13 @@ function rescale(rope: Llama3Rope, frequency: number): number {
 /**
  * Tabulates positions 0 to `positions` - 1. Element i of the first half of a head and element i of
  * the second half turn together by the angle in column i.
+ *
+ * @example Usage
+ * ```ts
+ * import { readModelConfig, ropeTable } from "./mod.ts";
+ * const config = await readModelConfig("examples/demo/model");
+ * console.log(ropeTable(config.rope, config.headDim, 8).cos[0]); // 1
+ * ```
  *
  * @param rope The model's form.
  * @param headDim Size of a head, even.

@@ -79,10 +79,17 @@ export class Session {
   /** Settings that are on the device. */
   #settings: OptimizerSettings | null = null;
 
-  private constructor(run: RunPlan, executor: Executor, scaler: ScalerSettings) {
+  private constructor(
+    run: RunPlan,
+    executor: Executor,
+    copied: readonly Event[],
+    scaler: ScalerSettings,
+  ) {
     this.run = run;
     this.executor = executor;
-    this.#slots = run.staging.batches.map((value) => this.#makeSlot(value));
+    this.#slots = run.staging.batches.map((value, index) =>
+      this.#makeSlot(value, copied[index] as Event),
+    );
     this.#control = executor.hostView(run.staging.control, Uint8Array);
     this.#metrics = executor.hostView(run.staging.metrics, Float64Array);
     executor.clear(run.adapters.control); // defined, but of no use before #useSettings
@@ -104,13 +111,13 @@ export class Session {
     mode: ExecutionMode,
     scaler: ScalerSettings = {},
   ): Session {
+    using undo = new DisposableStack();
+    const copied = run.staging.batches.map(() => undo.use(device.createEvent()));
     const executor = Executor.commit(device, run.plan, mode);
-    try {
-      return new Session(run, executor, scaler);
-    } catch (error) {
-      void executor.dispose(); // an event or a view could not be made
-      throw error;
-    }
+    undo.defer(() => void executor.dispose());
+    const session = new Session(run, executor, copied, scaler);
+    undo.move();
+    return session;
   }
 
   /** Optimizer steps done, skipped ones included. */
@@ -244,7 +251,7 @@ export class Session {
     this.#settings = settings;
   }
 
-  #makeSlot(value: Value): Slot {
+  #makeSlot(value: Value, copied: Event): Slot {
     const { batch } = this.run.set;
     const ints = this.executor.hostView(value, Int32Array);
     const window = (of: Value) => {
@@ -262,7 +269,7 @@ export class Session {
         labelRows: window(batch.labelRows),
         labelIds: window(batch.labelIds),
       },
-      copied: this.executor.device.createEvent(),
+      copied,
     };
   }
 }

@@ -216,8 +216,20 @@ export class LoraTrainer {
   }
 
   /**
-   * Writes the adapter as PEFT reads it (`adapter_config.json`, `adapter_model.safetensors`). The folder is replaced as a
-   * whole once everything is written and read back.
+   * Writes the adapter as PEFT reads it (`adapter_config.json`, `adapter_model.safetensors`). Everything is written aside
+   * and read back first. A new folder then appears as a whole; over an earlier adapter the two files are renamed one
+   * after the other, weights first.
+   *
+   * @example Usage
+   * ```ts
+   * import { LoraTrainer, readAdapter } from "./mod.ts";
+   * const demo = { model: "examples/demo/model", data: "examples/demo/valid.jsonl" };
+   * await using trainer = await LoraTrainer.open({ ...demo, evalData: demo.data, maxSteps: 1, device: "cpu" });
+   * for await (const step of trainer.steps()) console.log(step.loss);
+   * console.log(await trainer.evaluate()); // nats per labelled token
+   * await trainer.save("out/example-adapter");
+   * console.log((await readAdapter("out/example-adapter")).config.rank); // 16
+   * ```
    *
    * @param dir Folder of the adapter.
    * @throws {LoramemError} IO if it cannot be written; what was there before is untouched.
