@@ -20,10 +20,9 @@ const program = new Command("loramem")
 addTrainCommand(program);
 addPlanCommand(program);
 
-// `loramem plan ... | head` closes the pipe early: the reader has what it wanted.
+// `... | head` closes the pipe early. The reader has what it wanted, but a run is not lost for that: it goes on and is saved.
 process.stdout.on("error", (error: NodeJS.ErrnoException) => {
   if (error.code !== "EPIPE") throw error;
-  process.exit(0);
 });
 
 try {

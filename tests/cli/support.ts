@@ -16,6 +16,8 @@ export interface Result {
 }
 
 export interface RunOptions {
+  /** Close the reading end of its output at the first byte. */
+  readonly closeOutput?: boolean;
   readonly env?: Readonly<Record<string, string>>;
   /** Called with everything printed so far; may send signals. */
   readonly onOutput?: (text: string, kill: (signal: "SIGINT" | "SIGTERM") => void) => void;
@@ -35,6 +37,7 @@ export function run(
     });
     let [stdout, stderr] = ["", ""];
     child.stdout.on("data", (chunk) => {
+      if (options.closeOutput) child.stdout.destroy();
       stdout += chunk;
       // Not child.kill: Deno then reports the signal that was sent, not how the child ended.
       options.onOutput?.(stdout, (signal) => process.kill(child.pid as number, signal));

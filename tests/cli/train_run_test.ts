@@ -119,6 +119,15 @@ test("train stops at once on the second signal", async () => {
   assert.ok(!existsSync(join(out, "adapter")));
 });
 
+test("train goes on and saves when nobody reads its output any more", async () => {
+  await using folder = await temporary();
+  const out = join(folder.path, "out");
+  const args = ["train", ...demoArgs(out), "--max-steps", "2", "--batch-size", "2"];
+  const { code, stderr } = await run("cli.ts", args, { closeOutput: true });
+  assert.equal(code, 0, stderr);
+  assert.equal((await readAdapter(join(out, "adapter"))).config.rank, 16);
+});
+
 test("train.ts, the flat program, trains and saves", async () => {
   await using folder = await temporary();
   const out = join(folder.path, "out");
