@@ -15,35 +15,39 @@ import { shrunkSlots } from "../plan/shrunk_slots.ts";
 import { shadowRun } from "./shadow.ts";
 import { type Golden, openGolden, planGolden, readGolden } from "./support.ts";
 
-/** Golden case, precision, loss chunk (a divisor of the 78 labels), and save points or the share of the way from the
- * leanest to the fastest plan that the budget allows. Golden models have two layers. */
-const CONFIGURATIONS: readonly (readonly [string, Precision, number, string | number])[] = [
-  ["llama", "fp32", 39, "keep"],
-  ["llama", "fp32", 39, "dropMlp"],
-  ["llama", "fp32", 39, "checkpoint"],
-  ["llama", "fp32", 26, "1 keep + 1 checkpoint"],
-  ["llama", "fp32", 13, "1 keep + 1 dropMlp"],
-  ["llama", "fp32", 78, "1 dropMlp + 1 checkpoint"],
-  ["llama", "bf16", 39, "keep"],
-  ["llama", "bf16", 26, "dropMlp"],
-  ["llama", "bf16", 78, "checkpoint"],
-  ["llama", "fp32", 26, 0],
-  ["llama", "bf16", 39, 0.5],
-  ["llama", "fp32", 13, 0.8],
-  ["qwen2", "fp32", 39, "keep"],
-  ["qwen2", "fp32", 39, "dropMlp"],
-  ["qwen2", "fp32", 39, "checkpoint"],
-  ["qwen2", "bf16", 13, "1 keep + 1 dropMlp"],
-  ["qwen2", "bf16", 78, "1 dropMlp + 1 checkpoint"],
-  ["qwen2", "fp32", 26, 0.3],
-  ["qwen2", "bf16", 39, 0.6],
-  ["qwen2", "fp16", 39, "1 keep + 1 checkpoint"],
-  ["llama3-rope-tied", "bf16", 39, "keep"],
-  ["llama3-rope-tied", "bf16", 26, "1 keep + 1 checkpoint"],
-  ["llama+qv-only", "fp32", 39, "dropMlp"],
-  ["llama+rank-pattern", "fp32", 39, "1 keep + 1 checkpoint"],
-  ["llama+rank-pattern", "bf16", 26, "checkpoint"],
-];
+/** Golden case, precision, loss chunk (a divisor of the 78 labels), save points or the share of the way from the leanest
+ * to the fastest plan that the budget allows, and rows of a tile of the MLP. Golden models have two layers. */
+const CONFIGURATIONS: readonly (readonly [string, Precision, number, string | number, number?])[] =
+  [
+    ["llama", "fp32", 39, "keep"],
+    ["llama", "fp32", 39, "dropMlp"],
+    ["llama", "fp32", 39, "checkpoint"],
+    ["llama", "fp32", 26, "1 keep + 1 checkpoint"],
+    ["llama", "fp32", 13, "1 keep + 1 dropMlp"],
+    ["llama", "fp32", 78, "1 dropMlp + 1 checkpoint"],
+    ["llama", "bf16", 39, "keep"],
+    ["llama", "bf16", 26, "dropMlp"],
+    ["llama", "bf16", 78, "checkpoint"],
+    ["llama", "fp32", 26, 0],
+    ["llama", "bf16", 39, 0.5],
+    ["llama", "fp32", 13, 0.8],
+    ["qwen2", "fp32", 39, "keep"],
+    ["qwen2", "fp32", 39, "dropMlp"],
+    ["qwen2", "fp32", 39, "checkpoint"],
+    ["qwen2", "bf16", 13, "1 keep + 1 dropMlp"],
+    ["qwen2", "bf16", 78, "1 dropMlp + 1 checkpoint"],
+    ["qwen2", "fp32", 26, 0.3],
+    ["qwen2", "bf16", 39, 0.6],
+    ["qwen2", "fp16", 39, "1 keep + 1 checkpoint"],
+    ["llama3-rope-tied", "bf16", 39, "keep"],
+    ["llama3-rope-tied", "bf16", 26, "1 keep + 1 checkpoint"],
+    ["llama+qv-only", "fp32", 39, "dropMlp"],
+    ["llama+rank-pattern", "fp32", 39, "1 keep + 1 checkpoint"],
+    ["llama+rank-pattern", "bf16", 26, "checkpoint"],
+    ["llama", "fp32", 39, "checkpoint", 16],
+    ["qwen2", "bf16", 26, "1 keep + 1 checkpoint", 27],
+    ["llama+rank-pattern", "fp32", 39, "1 dropMlp + 1 checkpoint", 48],
+  ];
 
 /** Documents that fill a micro-batch to the last token, with every label that is possible. */
 function fullDocuments(documents: readonly Document[]): Document[] {
@@ -121,8 +125,9 @@ async function proveTouched(session: Session, documents: readonly Document[]): P
   assert.equal(aligned(highest), session.executor.plan.classes.activations);
 }
 
-for (const [name, precision, lossChunkTokens, wanted] of CONFIGURATIONS) {
-  const what = typeof wanted === "string" ? wanted : `budget ${wanted}`;
+for (const [name, precision, lossChunkTokens, wanted, mlpTileTokens] of CONFIGURATIONS) {
+  const tiles = mlpTileTokens === undefined ? "" : `, tiles of ${mlpTileTokens}`;
+  const what = `${typeof wanted === "string" ? wanted : `budget ${wanted}`}${tiles}`;
   test(`Executor keeps to its plan: ${name}, ${precision}, loss chunk ${lossChunkTokens}, ${what}`, async () => {
     const golden = await readGolden(name);
     const policy = await pointsOf(golden, precision, lossChunkTokens, wanted);
@@ -130,7 +135,7 @@ for (const [name, precision, lossChunkTokens, wanted] of CONFIGURATIONS) {
     await using session = await openGolden(golden, {
       policy,
       precision,
-      dims: { lossChunkTokens },
+      dims: { lossChunkTokens, ...(mlpTileTokens === undefined ? {} : { mlpTileTokens }) },
     });
     const { plan } = session.executor;
     await proveTouched(session, documents);

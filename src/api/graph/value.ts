@@ -51,6 +51,7 @@ export interface Value {
 export type SaveRole =
   | "layerInput"
   | "loraDown"
+  | "mlpLoraDown"
   | "qkv"
   | "attention"
   | "logSumExp"

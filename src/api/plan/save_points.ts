@@ -11,7 +11,8 @@ import type { SaveRole, Value } from "../graph/value.ts";
  * recomputed under every policy.
  *
  * `keep` holds what the matrix products and attention produced. `dropMlp` holds all of that but gate|up, the largest, and
- * repeats that one product. `checkpoint` holds the layer's input only, and repeats the layer up to its last product.
+ * repeats that one product. `checkpoint` holds the layer's input and the few columns s = x A^T of its last product, and repeats
+ * the layer up to that product.
  */
 export type SavePolicy = "keep" | "dropMlp" | "checkpoint";
 
@@ -24,8 +25,9 @@ export type PolicyCounts = Readonly<Record<SavePolicy, number>>;
 /** Every policy, fastest first. */
 export const SAVE_POLICIES: readonly SavePolicy[] = ["keep", "dropMlp", "checkpoint"];
 
+const CHECKPOINT: readonly SaveRole[] = ["layerInput", "mlpLoraDown"];
 const WITHOUT_MLP: readonly SaveRole[] = [
-  "layerInput",
+  ...CHECKPOINT,
   "loraDown",
   "qkv",
   "attention",
@@ -36,13 +38,12 @@ const WITHOUT_MLP: readonly SaveRole[] = [
 const KEPT: Readonly<Record<SavePolicy, ReadonlySet<SaveRole>>> = {
   keep: new Set<SaveRole>([...WITHOUT_MLP, "gateUp"]),
   dropMlp: new Set(WITHOUT_MLP),
-  checkpoint: new Set<SaveRole>(["layerInput"]),
+  checkpoint: new Set(CHECKPOINT),
 };
 
-/** Whether `points` keep `value` for the backward pass. What belongs to no layer is the input of one, and stays. */
-export function isKept(points: SavePoints, value: Value): boolean {
-  const policy = value.layer === null ? "checkpoint" : (points[value.layer] as SavePolicy);
-  return value.role !== null && KEPT[policy].has(value.role);
+/** Whether `points` keep `value` for the backward pass. */
+export function isKept(points: SavePoints, { layer, role }: Value): boolean {
+  return layer !== null && role !== null && KEPT[points[layer] as SavePolicy].has(role);
 }
 
 /**

@@ -16,7 +16,7 @@ import { formatBytes } from "../plan/report.ts";
 export type ExecutionMode = "graph" | "eager";
 
 /** A native call with everything filled in. */
-type BoundOp =
+type BoundCall =
   | { readonly kernel: KernelName; readonly args: Uint8Array<ArrayBuffer> }
   | { readonly fill: DeviceBuffer; readonly offset: number; readonly bytes: number };
 
@@ -25,7 +25,8 @@ interface BoundSegment {
   readonly headChunk: number | null;
   /** Index of the first op in its program. */
   readonly from: number;
-  readonly ops: readonly BoundOp[];
+  /** The calls of every op. */
+  readonly ops: readonly (readonly BoundCall[])[];
   graph: Graph | null;
 }
 
@@ -151,7 +152,7 @@ export class Executor {
         y_type: DTYPES[to.dtype].code,
       },
     } as const;
-    this.#launch(this.#bindCall(call));
+    this.#launch([this.#bindCall(call)]);
   }
 
   /**
@@ -206,11 +207,12 @@ export class Executor {
     }
   }
 
-  #bindOp(op: Op): BoundOp {
-    return this.#bindCall(op.kind.bind(op.attributes));
+  #bindOp(op: Op): BoundCall[] {
+    const calls = op.kind.bind(op.attributes);
+    return (Array.isArray(calls) ? calls : [calls]).map((call) => this.#bindCall(call));
   }
 
-  #bindCall(call: KernelCall | FillCall): BoundOp {
+  #bindCall(call: KernelCall | FillCall): BoundCall {
     if ("fill" in call) {
       const { buffer, offset } = this.locate(call.fill);
       return { fill: buffer, offset, bytes: bytesOf(call.fill) };
@@ -227,9 +229,14 @@ export class Executor {
     return { kernel: call.kernel, args: packKernelArgs(call.kernel, fields) };
   }
 
-  #launch(op: BoundOp): void {
-    if ("fill" in op) this.stream.fill(op.fill, 0, { bytes: op.bytes, offset: op.offset });
-    else launchPacked(this.device, op.kernel, op.args, this.stream);
+  #launch(calls: readonly BoundCall[]): void {
+    for (const call of calls) {
+      if ("fill" in call) {
+        this.stream.fill(call.fill, 0, { bytes: call.bytes, offset: call.offset });
+      } else {
+        launchPacked(this.device, call.kernel, call.args, this.stream);
+      }
+    }
   }
 }
 

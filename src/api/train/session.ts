@@ -11,6 +11,7 @@ import {
   type PackedMicroBatch,
   packDocuments,
 } from "../data/packing.ts";
+import type { MlpTiles } from "../graph/ops/tiled_mlp.ts";
 import type { ProgramName } from "../graph/program.ts";
 import { DTYPES, type Value } from "../graph/value.ts";
 import { type ScalerSettings, scalerValues } from "../kernels/scaler.ts";
@@ -232,6 +233,10 @@ export class Session {
     slot.ints[1] = batch.documents.length;
     slot.ints[2] = batch.labelled;
     slot.floats[3] = lossWeight;
+    this.run.set.batch.mlpTiles?.live.forEach(({ view }, index) => {
+      const { rows } = this.run.set.batch.mlpTiles as MlpTiles;
+      slot.ints[view?.elements ?? 0] = Math.max(0, Math.min(rows, batch.tokens - index * rows));
+    });
     this.executor.upload(this.run.set.batch.block, slot.value);
     this.executor.stream.record(slot.copied);
   }
