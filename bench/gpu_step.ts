@@ -55,6 +55,8 @@ for (const [model, count, tokens] of SHAPES) {
         documentsPerMicroBatch: count,
         prefillTokens: 0,
         contextTokens: 0,
+        // As a budget would choose it: under checkpoint the logits are the peak.
+        lossChunkTokens: policy === "checkpoint" ? 512 : 1024,
       }),
       programs: ["train", "optimizer"] as const,
     };
