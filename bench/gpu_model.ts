@@ -4,6 +4,7 @@ import { shuffledOrder } from "../src/api/data/order.ts";
 import { bytesOf } from "../src/api/graph/value.ts";
 import type { Device } from "../src/api/memory/mod.ts";
 import type { SavePolicy } from "../src/api/plan/save_points.ts";
+import type { Algorithms } from "../src/api/run/choices.ts";
 import { initializeAdapters } from "../src/api/train/adapter_state.ts";
 import { planRun, type RunSpec, TRANSFER_BYTES } from "../src/api/train/run_plan.ts";
 import { Session } from "../src/api/train/session.ts";
@@ -42,13 +43,14 @@ export function documentsOf([, count, tokens]: Shape, spec: RunSpec): Document[]
   });
 }
 
-/** A session with weights of a sensible scale. */
+/** A session with weights of a sensible scale; by default its algorithms are timed, as in a run. */
 export async function openShape(
   device: Device,
   spec: RunSpec,
   policy: SavePolicy,
+  algorithms: Algorithms = "timed",
 ): Promise<Session> {
-  const session = Session.commit(device, planRun(spec, policy), "graph");
+  const session = Session.commit(device, planRun(spec, policy), "graph", {}, algorithms);
   await randomWeights(session);
   await initializeAdapters(session.executor, session.run, 0);
   return session;

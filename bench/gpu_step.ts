@@ -1,8 +1,7 @@
 /**
- * A training step at real model shapes on a GPU: tokens per second, planned bytes, the driver's bytes, and the same bits
- * twice. Random weights of a sensible scale; the data is random, so the loss itself says nothing.
+ * A training step at real model shapes on a GPU: tokens per second, planned bytes, the driver's bytes. Random weights of a sensible scale; the data is random, so the loss itself says nothing.
  *
- *     bun bench/gpu_step.ts [result.json]
+ *     bun bench/gpu_step.ts [result.json [timed|estimated]]
  */
 import process from "node:process";
 import { Device } from "../src/api/memory/mod.ts";
@@ -23,7 +22,7 @@ for (const shape of SHAPES) {
     await using device = await Device.open("cuda:0");
     const free = () => Number(device.info().memoryFree);
     const before = free();
-    const session = await openShape(device, spec, policy);
+    const session = await openShape(device, spec, policy, process.argv[3] ?? "timed");
     const seconds: number[] = [];
     const driver: number[] = [];
     let loss = 0;

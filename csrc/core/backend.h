@@ -19,7 +19,7 @@ extern "C" {
 #endif
 
 /* Raised when lm_backend_api, lm_host or a kernel's argument struct changes; a plugin of another version is refused. */
-#define LM_BACKEND_VERSION 2u
+#define LM_BACKEND_VERSION 3u
 
 typedef struct lm_backend lm_backend;
 typedef struct lm_backend_stream lm_backend_stream;
@@ -98,6 +98,11 @@ typedef struct lm_backend_api {
   void (*managed_release)(lm_backend *backend, void *memory, uint64_t bytes);
   int32_t (*managed_advise)(lm_backend *backend, void *memory, uint64_t bytes, int32_t advice);
   int32_t (*managed_prefetch)(lm_backend *backend, lm_backend_stream *stream, void *memory, uint64_t bytes, int32_t to_host);
+
+  /* Choices by timing, optional: NULL = the backend makes none, and then all three are NULL. See lm_choices_*. */
+  int32_t (*choices_time)(lm_backend *backend, int32_t on);
+  int32_t (*choices_write)(lm_backend *backend, char *text, uint64_t cap);
+  int32_t (*choices_read)(lm_backend *backend, const char *text);
 } lm_backend_api;
 
 /* First member of every backend's own struct. */

@@ -22,6 +22,7 @@ import {
   type StepMetrics,
 } from "../kernels/step_structs.ts";
 import type { Device, Event } from "../memory/mod.ts";
+import type { Algorithms } from "../run/choices.ts";
 import { type ExecutionMode, Executor } from "../run/executor.ts";
 import type { RunPlan } from "./run_plan.ts";
 
@@ -105,16 +106,18 @@ export class Session {
    * Reserves the memory of `run` on `device` and binds its programs.
    *
    * @param scaler Settings of the gradient scaler of a run with f16 activations.
+   * @param algorithms Which ways matrix products are computed in on a GPU.
    */
   static commit(
     device: Device,
     run: RunPlan,
     mode: ExecutionMode,
     scaler: ScalerSettings = {},
+    algorithms: Algorithms = "estimated",
   ): Session {
     using undo = new DisposableStack();
     const copied = run.staging.batches.map(() => undo.use(device.createEvent()));
-    const executor = Executor.commit(device, run.plan, mode);
+    const executor = Executor.commit(device, run.plan, mode, algorithms);
     undo.defer(() => void executor.dispose());
     const session = new Session(run, executor, copied, scaler);
     undo.move();
