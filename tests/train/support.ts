@@ -12,7 +12,7 @@ import { type Adapter, readAdapter } from "../../src/api/io/adapter.ts";
 import { toFloat32 } from "../../src/api/io/dtype.ts";
 import { openSafetensors, type TensorFile } from "../../src/api/io/safetensors.ts";
 import type { ScalerSettings } from "../../src/api/kernels/mod.ts";
-import { Device } from "../../src/api/memory/mod.ts";
+import { Device, type DeviceOptions } from "../../src/api/memory/mod.ts";
 import { readModelConfig } from "../../src/api/nn/config.ts";
 import { linearModules } from "../../src/api/nn/config_tensors.ts";
 import { resolveLoraTargets } from "../../src/api/nn/lora_config.ts";
@@ -124,7 +124,9 @@ export interface SessionSetup {
   readonly programs?: readonly ProgramName[];
   readonly mode?: ExecutionMode;
   readonly scaler?: ScalerSettings;
-  readonly device?: (typeof KINDS)[number];
+  readonly device?: (typeof KINDS)[number] | "sim";
+  /** What a "sim" device does on purpose. */
+  readonly sim?: DeviceOptions;
 }
 
 /** Sizes that hold a golden batch in one micro-batch. */
@@ -164,7 +166,8 @@ export async function openGolden(
 ): Promise<Session & AsyncDisposable> {
   const run = await planGolden(golden, setup);
   await using files = await openSafetensors(`${golden.folder}/model`);
-  const device = await Device.open(setup.device ?? "cpu", { threads: setup.threads ?? 2 });
+  const { device: kind = "cpu", threads = 2, sim } = setup;
+  const device = await Device.open(kind, { threads, ...sim });
   const session = Session.commit(device, run, setup.mode ?? "graph", setup.scaler);
   await loadWeights(session.executor, run, files);
   await importAdapters(session.executor, run, golden.adapter0.tensors);

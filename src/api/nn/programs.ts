@@ -28,9 +28,12 @@ export interface StepDims {
   readonly contextTokens: number;
 }
 
-/** An input block in device memory, one i32 array that one copy fills, and its windows. */
+/** The input block in device memory, one i32 array, and its windows. */
 export interface BatchBlock {
+  /** What the programs read. */
   readonly block: Value;
+  /** Its twin, into which the next micro-batch is copied meanwhile; every program carries it. */
+  readonly incoming: Value;
   /** [4] `lm_batch_header` */
   readonly header: Value;
   readonly live: Value;
@@ -111,8 +114,10 @@ export function buildPrograms(parts: ModelParts, names: readonly ProgramName[]):
     labelIds: T,
   };
   const { block, window } = makeBlock("batch", batchSizes);
+  const incoming = makeValue("batch.incoming", block.dtype, block.shape);
   const batch: BatchBlock = {
     block,
+    incoming,
     header: window("header"),
     live: window("header", 1),
     ids: window("ids"),
@@ -122,10 +127,10 @@ export function buildPrograms(parts: ModelParts, names: readonly ProgramName[]):
     labelIds: window("labelIds"),
   };
   const logits = makeValue("logits", parts.type, [T, parts.config.vocabSize]);
-  const generation = dims.prefillTokens > 0 ? makeGeneration(parts) : null;
+  const generation = dims.prefillTokens > 0 ? makeGeneration(parts, incoming) : null;
   const build: Readonly<Record<ProgramName, () => Program>> = {
     train: () => trainProgram(parts, batch),
-    optimizer: () => optimizerProgram(parts),
+    optimizer: () => optimizerProgram(parts, batch),
     evaluate: () => evaluateProgram(parts, batch, "evaluate"),
     evaluateBase: () => evaluateProgram(parts, batch, "evaluateBase"),
     logits: () => logitsProgram(parts, batch, logits, "logits"),
@@ -197,18 +202,18 @@ function trainProgram(parts: ModelParts, batch: BatchBlock): Program {
   const loss = emitLoss(builder, parts, batch, x, dx);
   builder.emit(lossSum, { metrics: adapters.metrics, loss, header: batch.header });
   emitBackward(builder, forward, new Map([[x, dx]]), (value) => isKept(savePoints, value));
-  return builder.finish("train", [batch.block]);
+  return builder.finish("train", [batch.incoming, batch.block]);
 }
 
 /** Clipping, the loss scale and AdamW over the flat arena. */
-function optimizerProgram({ adapters }: ModelParts): Program {
+function optimizerProgram({ adapters }: ModelParts, { incoming }: BatchBlock): Program {
   const { master, m, v, gradient, copy, control, state, scaler, metrics } = adapters;
   const builder = new ProgramBuilder();
   const blocks = Math.ceil((gradient.shape[0] as number) / NORM_BLOCK);
   const partial = makeValue("gradNorm.partial", "f64", [blocks]);
   builder.emit(gradNorm, { metrics, partial, state, scaler, gradient, control }, "optimizer");
   builder.emit(adamw, { master, m, v, gradient, copy, control, metrics }, "optimizer");
-  return builder.finish("optimizer", []);
+  return builder.finish("optimizer", [incoming]);
 }
 
 /** Loss without gradients. */
@@ -219,7 +224,7 @@ function evaluateProgram(parts: ModelParts, batch: BatchBlock, name: ProgramName
   const x = emitDecoder(builder, { ...parts, adapters }, batch, attend);
   const loss = emitLoss(builder, parts, batch, x, null);
   builder.emit(lossSum, { metrics: parts.adapters.metrics, loss, header: batch.header });
-  return builder.finish(name, [batch.block]);
+  return builder.finish(name, [batch.incoming, batch.block]);
 }
 
 /** Logits of every row, for checking a model against another implementation. */
@@ -234,7 +239,7 @@ function logitsProgram(
   const attend = packedAttention(builder, batch, parts.type);
   const x = emitDecoder(builder, { ...parts, adapters }, batch, attend);
   emitHead(builder, logits, x, parts.weights.head, batch.live);
-  return builder.finish(name, [batch.block, logits]);
+  return builder.finish(name, [batch.incoming, batch.block, logits]);
 }
 
 /** logits = x W^T */
@@ -248,7 +253,7 @@ interface Generation {
 }
 
 /** Prefill and decode are the same ops over different numbers of rows; they carry input block and KV cache. */
-function makeGeneration(parts: ModelParts): Generation {
+function makeGeneration(parts: ModelParts, incoming: Value): Generation {
   const { config, weights, adapters, type, dims } = parts;
   const sizes = {
     live: 1,
@@ -287,7 +292,7 @@ function makeGeneration(parts: ModelParts): Generation {
       const logits = makeValue("nextLogits", type, [1, config.vocabSize]);
       emitHead(builder, logits, hidden, weights.head, null);
       builder.emit(argmax, { out: token, x: logits });
-      return builder.finish(name, [block, token, ...kCaches, ...vCaches]);
+      return builder.finish(name, [incoming, block, token, ...kCaches, ...vCaches]);
     },
   };
 }

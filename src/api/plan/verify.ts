@@ -25,6 +25,7 @@ export function verifyProgram(program: Program, plan: PlacedValues): void {
   program.ops.forEach((op, index) => {
     owners.run(op, `${program.name} op ${index} (${op.kind.name})`);
   });
+  for (const value of program.carried) owners.mustOwn(value, `end of ${program.name}`);
 }
 
 function verifyResident(plan: PlacedValues): void {
@@ -62,7 +63,7 @@ class OwnerMap {
     const { reads, writes, updates = [], scratch = [], inPlace = [] } = op.uses;
     const mine = (values: readonly Value[]) =>
       [...new Set(values.map(rootOf))].filter((value) => value.memory === "activations");
-    for (const value of mine(reads)) this.#mustOwn(value, where);
+    for (const value of mine(reads)) this.mustOwn(value, where);
     const writing = mine([...writes, ...updates, ...scratch]);
     for (const value of mine(updates)) if (!this.#owns(value)) this.claim(value);
     for (const value of writing) {
@@ -73,7 +74,7 @@ class OwnerMap {
         }
       }
     }
-    for (const value of writing) this.#mustOwn(value, where);
+    for (const value of writing) this.mustOwn(value, where);
   }
 
   /** Gives the memory of `value` to it; returns the values that lost theirs. */
@@ -96,7 +97,7 @@ class OwnerMap {
     return this.#owned.some((entry) => entry.value === value);
   }
 
-  #mustOwn(value: Value, where: string): void {
+  mustOwn(value: Value, where: string): void {
     if (!this.#owns(value))
       fail("a value was overwritten before its last use", `${where}: ${value.name}`);
   }

@@ -4,6 +4,7 @@
  */
 
 import { LoramemError } from "../../ffi/error.ts";
+import { disposeNow } from "../../ffi/handle.ts";
 import type { FillCall, KernelCall, Op, ProgramName } from "../graph/program.ts";
 import { bytesOf, DTYPES, type MemoryClass, rootOf, type Value } from "../graph/value.ts";
 import { type KernelName, launchPacked, packKernelArgs } from "../kernels/launch.ts";
@@ -35,7 +36,10 @@ const DEVICE_CLASSES = ["weights", "trainable", "activations"] as const;
 /** A plan bound to a device. */
 export class Executor {
   readonly device: Device;
+  /** Computes. */
   readonly stream: Stream;
+  /** Copies beside it. */
+  readonly copyStream: Stream;
   readonly plan: Plan;
   readonly #arenas: ReadonlyMap<MemoryClass, DeviceBuffer>;
   readonly #staging: PinnedBuffer;
@@ -44,7 +48,7 @@ export class Executor {
 
   private constructor(
     device: Device,
-    stream: Stream,
+    [stream, copyStream]: readonly [Stream, Stream],
     plan: Plan,
     mode: ExecutionMode,
     arenas: ReadonlyMap<MemoryClass, DeviceBuffer>,
@@ -52,6 +56,7 @@ export class Executor {
   ) {
     this.device = device;
     this.stream = stream;
+    this.copyStream = copyStream;
     this.plan = plan;
     this.#mode = mode;
     this.#arenas = arenas;
@@ -79,8 +84,10 @@ export class Executor {
       arenas.set(memory, reserve(memory, make));
     }
     const staging = reserve("staging", (bytes) => device.createPinnedBuffer(bytes));
-    const stream = undo.adopt(device.createStream(), (created) => created.dispose());
-    const executor = new Executor(device, stream, plan, mode, arenas, staging);
+    // Nothing is enqueued until all is made, so there is nothing to wait for.
+    const createStream = () => undo.adopt(device.createStream(), disposeNow);
+    const streams = [createStream(), createStream()] as const;
+    const executor = new Executor(device, streams, plan, mode, arenas, staging);
     undo.defer(() => executor.#disposeGraphs());
     executor.#bind();
     undo.move();
@@ -90,6 +97,7 @@ export class Executor {
   /** Waits for the device and gives everything back. */
   async dispose(): Promise<void> {
     this.#disposeGraphs();
+    await this.copyStream[Symbol.asyncDispose]();
     await this.stream[Symbol.asyncDispose]();
     for (const arena of this.#arenas.values()) arena.dispose();
     this.#staging.dispose();
@@ -120,10 +128,24 @@ export class Executor {
   }
 
   /** Enqueues a copy of `bytes` from a staging value to a value on the device. */
-  upload(to: Value, from: Value, bytes: number = bytesOf(from), toByte = 0, fromByte = 0): void {
+  upload(
+    to: Value,
+    from: Value,
+    bytes: number = bytesOf(from),
+    toByte = 0,
+    fromByte = 0,
+    stream: Stream = this.stream,
+  ): void {
     const { buffer, offset } = this.locate(to);
     const srcOffset = this.plan.offset(from) + fromByte;
-    this.stream.copy(buffer, this.#staging, { bytes, dstOffset: offset + toByte, srcOffset });
+    stream.copy(buffer, this.#staging, { bytes, dstOffset: offset + toByte, srcOffset });
+  }
+
+  /** Enqueues `to` = `from`, both on the device and alike. */
+  move(to: Value, from: Value): void {
+    const [target, source] = [this.locate(to), this.locate(from)];
+    const offsets = { dstOffset: target.offset, srcOffset: source.offset };
+    this.stream.copy(target.buffer, source.buffer, { bytes: bytesOf(to), ...offsets });
   }
 
   /** Enqueues a copy of `bytes` from a value on the device to a staging value. */

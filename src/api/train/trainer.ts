@@ -264,14 +264,15 @@ export class LoraTrainer {
 
   async #step(): Promise<StepInfo> {
     const { options, session } = this.#run;
-    if (this.#batches.length === 0) this.#queueEpoch();
+    while (this.#batches.length < 2) this.#queueEpoch();
     const { epoch, documents } = this.#batches.shift() as {
       epoch: number;
       documents: readonly Document[];
     };
     this.#settings ??= { ...options, totalSteps: this.totalSteps };
     const started = performance.now();
-    const result = await session.trainStep(documents, this.#settings);
+    const next = session.steps + 1 < this.totalSteps ? this.#batches[0]?.documents : null;
+    const result = await session.trainStep(documents, this.#settings, next);
     const seconds = (performance.now() - started) / 1000;
     checkStep(session.steps, result, options);
     const tokens = documents.reduce((sum, document) => sum + document.ids.length, 0);
