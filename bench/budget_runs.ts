@@ -132,6 +132,9 @@ printTable(
     "predicted ms",
     "measured",
     "error",
+    "on device",
+    "input wait us",
+    "MFU",
     "tokens/s",
   ],
   rows.map((row) => [
@@ -144,6 +147,9 @@ printTable(
     (row.predictedSeconds * 1000).toFixed(1),
     (row.seconds * 1000).toFixed(1),
     `${(100 * error(row)).toFixed(1)} %`,
+    (row.deviceSeconds * 1000).toFixed(1),
+    (row.inputWaitSeconds * 1e6).toFixed(0),
+    row.modelFlopUtilization === null ? "-" : `${(100 * row.modelFlopUtilization).toFixed(1)} %`,
     String(Math.round(row.tokensPerSecond)),
   ]),
 );

@@ -76,6 +76,12 @@ export interface Measured {
   /** Median of the measured steps. */
   readonly seconds: number;
   readonly tokensPerSecond: number;
+  /** Median of the steps on the device, by events. */
+  readonly deviceSeconds: number;
+  /** Most seconds that the device waited for input in a measured step. */
+  readonly inputWaitSeconds: number;
+  /** Of all steps together; null without a device profile. */
+  readonly modelFlopUtilization: number | null;
   readonly loss: number;
 }
 
@@ -101,15 +107,22 @@ export async function measureRun(
     await randomWeights(session);
     await initializeAdapters(session.executor, run, 0);
     const seconds: number[] = [];
+    const onDevice: number[] = [];
+    const waits: number[] = [];
     const driver: number[] = [];
     let loss = Number.NaN;
     for (let step = 0; step < warm + steps; step++) {
       const start = performance.now();
       ({ loss } = await session.trainStep(documents, SETTINGS, documents));
-      if (step >= warm) seconds.push((performance.now() - start) / 1000);
+      if (step >= warm) {
+        seconds.push((performance.now() - start) / 1000);
+        onDevice.push(session.times.deviceSeconds);
+        waits.push(session.times.inputWaitSeconds);
+      }
       driver.push(before - free());
     }
-    const median = seconds.toSorted((a, b) => a - b)[steps >> 1] as number;
+    const middle = (values: number[]) => values.toSorted((a, b) => a - b)[steps >> 1] as number;
+    const median = middle(seconds);
     const tokens = documents.reduce((sum, { ids }) => sum + ids.length, 0);
     const on = (bytes: number) => (onGpu ? bytes : null);
     return {
@@ -119,6 +132,9 @@ export async function measureRun(
       driverMoved: on(Math.max(...driver) - Math.min(...driver)),
       seconds: median,
       tokensPerSecond: tokens / median,
+      deviceSeconds: middle(onDevice),
+      inputWaitSeconds: Math.max(...waits),
+      modelFlopUtilization: session.performance().modelFlopUtilization,
       loss,
     };
   } finally {

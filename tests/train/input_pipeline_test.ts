@@ -57,3 +57,21 @@ test("Session.trainStep() refuses a next step without labels before it does anyt
   const { loss } = await session.trainStep(first, golden.settings);
   assert.ok(Math.abs(loss - (golden.losses[0] ?? 0)) < 1e-4);
 });
+
+// Mutants: record `to` before the wait in take(); leave out waited() in evaluate().
+test("Session.trainStep() says how long the device waited for input", async () => {
+  const documents = golden.batches[0] ?? [];
+  const late = 20_000;
+  await using session = await openGolden(golden, { device: "sim", sim: { delays: [0, late] } });
+  // Their waits are not the step's: together they are longer than it.
+  for (let times = 0; times < 12; times++) await session.evaluate(documents);
+  await session.trainStep(documents, golden.settings);
+  const first = session.times;
+  assert.ok(first.inputWaitSeconds >= 0.9e-6 * late, `${first.inputWaitSeconds} s`);
+  assert.ok(first.deviceSeconds >= first.inputWaitSeconds);
+  assert.equal(first.modelFlopUtilization, null, "the plan has no profile");
+  // Several micro-batches, more than there are events.
+  await session.trainStep(Array.from({ length: 6 }, () => documents).flat(), golden.settings);
+  assert.ok(session.times.inputWaitSeconds > 0);
+  assert.equal(session.performance().steps, 2);
+});

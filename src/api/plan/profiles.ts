@@ -18,6 +18,8 @@ export interface DeviceProfile {
   readonly name: string;
   /** Name for people, with where the figures come from. */
   readonly title: string;
+  /** What the data sheet promises of dense matrix products, which utilisation is measured by; null = `matrix`. */
+  readonly peak: Rates | null;
   /** Large matrix products. */
   readonly matrix: Rates;
   /** Attention forward and backward together, a head size of 64 to 128. */
@@ -42,6 +44,7 @@ export const PROFILES: readonly DeviceProfile[] = [
     // and cuDNN 319 / 264 TFLOP/s forward / backward at head size 64; context 527 MiB, cuBLASLt 4 MiB, graphs 4 MiB.
     name: "h200",
     title: "NVIDIA H200 (measured)",
+    peak: { single: 67e12, half: 989e12 },
     matrix: { single: 40e12, half: 690e12 },
     attention: { single: 15e12, half: 250e12 },
     bandwidth: 4.15e12,
@@ -54,6 +57,7 @@ export const PROFILES: readonly DeviceProfile[] = [
     // Attention: FlashAttention-2 (Dao 2023, arXiv:2307.08691) reports 170-230 forward, 150-190 backward.
     name: "a100",
     title: "NVIDIA A100 80 GB (from data sheets)",
+    peak: { single: 19.5e12, half: 312e12 },
     matrix: { single: 14e12, half: 250e12 },
     attention: { single: 6e12, half: 160e12 },
     bandwidth: 1.7e12,
@@ -65,6 +69,7 @@ export const PROFILES: readonly DeviceProfile[] = [
     // Ada white paper: 165 TFLOP/s bf16 with fp32 sums, 83 fp32, 1.01 TB/s.
     name: "rtx-4090",
     title: "NVIDIA GeForce RTX 4090 (from data sheets)",
+    peak: { single: 82.6e12, half: 165e12 },
     matrix: { single: 45e12, half: 145e12 },
     attention: { single: 15e12, half: 110e12 },
     bandwidth: 0.9e12,
@@ -76,6 +81,7 @@ export const PROFILES: readonly DeviceProfile[] = [
     // Ampere white paper: 71 TFLOP/s bf16 with fp32 sums, 36 fp32, 0.94 TB/s.
     name: "rtx-3090",
     title: "NVIDIA GeForce RTX 3090 (from data sheets)",
+    peak: { single: 35.6e12, half: 71e12 },
     matrix: { single: 20e12, half: 60e12 },
     attention: { single: 7e12, half: 45e12 },
     bandwidth: 0.82e12,
@@ -87,6 +93,7 @@ export const PROFILES: readonly DeviceProfile[] = [
     // Measured on two threads of a Zen 4 server core with AVX-512; arithmetic is fp32 over every storage type.
     name: "cpu",
     title: "CPU, 2 threads with AVX-512 (measured)",
+    peak: null,
     matrix: { single: 80e9, half: 80e9 },
     attention: { single: 30e9, half: 30e9 },
     bandwidth: 20e9,
@@ -142,6 +149,7 @@ export function parseProfile(json: unknown, where: string): DeviceProfile {
   return {
     name: text("name"),
     title: text("title"),
+    peak: fields.peak === null || fields.peak === undefined ? null : rates("peak"),
     matrix: rates("matrix"),
     attention: rates("attention"),
     bandwidth: rate(fields.bandwidth, "bandwidth"),

@@ -7,6 +7,7 @@ import { type Dataset, loadDataset } from "../data/dataset.ts";
 import { shuffledOrder } from "../data/order.ts";
 import { packDocuments } from "../data/packing.ts";
 import { loadTokenizer, type Tokenizer } from "../data/tokenizer.ts";
+import type { Load } from "../graph/cost.ts";
 import type { ProgramName } from "../graph/program.ts";
 import type { ScalerSettings } from "../kernels/scaler.ts";
 import type { ModelConfig } from "../nn/config.ts";
@@ -151,22 +152,33 @@ export function stepLoadOf(
   if (documents === null || documents.length === 0) return fullLoad(tokensPerMicroBatch);
   const order = shuffledOrder(documents.length, seed, 0);
   const steps = Math.min(SAMPLED_STEPS, Math.ceil(documents.length / batchSize));
-  let [microBatches, tokens, labelled, pairs] = [0, 0, 0, 0];
+  const sum = { tokens: 0, labelled: 0, pairs: 0 };
+  let microBatches = 0;
   for (let step = 0; step < steps; step++) {
     const picked = order.subarray(step * batchSize, (step + 1) * batchSize);
     const batch = Array.from(picked, (index) => documents[index] as Document);
     microBatches += packDocuments(batch, tokensPerMicroBatch, batchSize).length;
-    for (const document of batch) {
-      const { length } = document.ids;
-      tokens += length;
-      labelled += countLabels(document);
-      pairs += (length * (length + 1)) / 2;
-    }
+    const { tokens, labelled, pairs } = loadOf(batch);
+    sum.tokens += tokens;
+    sum.labelled += labelled;
+    sum.pairs += pairs;
   }
   const load = {
-    tokens: tokens / microBatches,
-    labelled: labelled / microBatches,
-    pairs: pairs / microBatches,
+    tokens: sum.tokens / microBatches,
+    labelled: sum.labelled / microBatches,
+    pairs: sum.pairs / microBatches,
   };
   return { load, microBatches: microBatches / steps };
+}
+
+/** What documents amount to. */
+export function loadOf(documents: readonly Document[]): Load {
+  let [tokens, labelled, pairs] = [0, 0, 0];
+  for (const document of documents) {
+    const { length } = document.ids;
+    tokens += length;
+    labelled += countLabels(document);
+    pairs += (length * (length + 1)) / 2;
+  }
+  return { tokens, labelled, pairs };
 }

@@ -3,9 +3,11 @@
  * neither epochs nor files of data.
  */
 import { LoramemError } from "../../ffi/error.ts";
+import { activationType } from "../amp/precision.ts";
 import { packScaler } from "../amp/scaler_bytes.ts";
 import type { Document } from "../data/conversation.ts";
 import { type PackedMicroBatch, packDocuments } from "../data/packing.ts";
+import type { Load } from "../graph/cost.ts";
 import type { ProgramName } from "../graph/program.ts";
 import { DTYPES } from "../graph/value.ts";
 import { type ScalerSettings, scalerValues } from "../kernels/scaler.ts";
@@ -15,9 +17,16 @@ import {
   type Schedule,
   type StepMetrics,
 } from "../kernels/step_structs.ts";
-import type { Device } from "../memory/mod.ts";
+import type {
+  Device,
+  PerformanceMonitor,
+  PerformanceSummary,
+  StepPerformance,
+} from "../memory/mod.ts";
+import { modelFlops, peakFlops } from "../plan/model_flops.ts";
 import { type ExecutionMode, Executor } from "../run/executor.ts";
 import { InputEvents, InputPipeline } from "./input_pipeline.ts";
+import { loadOf } from "./run_inputs.ts";
 import type { RunPlan } from "./run_plan.ts";
 
 /** Settings of the optimizer. */
@@ -52,12 +61,21 @@ export interface StepResult {
   readonly badTensor: string | null;
 }
 
+/** How long a training step took on the device. */
+export interface StepTimes {
+  /** From the first kernel to the end of the update. */
+  readonly deviceSeconds: number;
+  /** Seconds of them in which the device waited for input. */
+  readonly inputWaitSeconds: number;
+  /** Share of the device's arithmetic, 0 to 1; null where the plan has no device profile. */
+  readonly modelFlopUtilization: number | null;
+}
+
 /** Documents packed into micro-batches. */
 interface PackedStep {
   readonly documents: readonly Document[];
   readonly batches: readonly PackedMicroBatch[];
-  /** Labelled tokens of all of them. */
-  readonly labelled: number;
+  readonly load: Load;
 }
 
 /** A planned run on a device. Weights and adapters must be loaded before the first step. */
@@ -65,12 +83,15 @@ export class Session {
   readonly run: RunPlan;
   readonly executor: Executor;
   readonly #input: InputPipeline;
+  readonly #monitor: PerformanceMonitor;
+  readonly #flops: (load: Load) => number;
   readonly #control: Uint8Array;
   readonly #metrics: Float64Array<ArrayBuffer>;
   /** The step whose first micro-batch is on its way to the device already. */
   #ahead: PackedStep | null = null;
   /** Optimizer steps done, skipped ones included; the device counts those that were applied. */
   #steps = 0;
+  #times: StepTimes = { deviceSeconds: 0, inputWaitSeconds: 0, modelFlopUtilization: null };
   /** Settings that are on the device. */
   #settings: OptimizerSettings | null = null;
 
@@ -78,11 +99,16 @@ export class Session {
     run: RunPlan,
     executor: Executor,
     input: InputPipeline,
+    monitor: PerformanceMonitor,
     scaler: ScalerSettings,
   ) {
     this.run = run;
     this.executor = executor;
     this.#input = input;
+    this.#monitor = monitor;
+    const train = run.plan.programs.get("train")?.program;
+    this.#flops =
+      train === undefined ? () => 0 : modelFlops(train, run.spec.dims.tokensPerMicroBatch);
     this.#control = executor.hostView(run.staging.control, Uint8Array);
     this.#metrics = executor.hostView(run.staging.metrics, Float64Array);
     executor.clear(run.adapters.control); // defined, but of no use before #useSettings
@@ -106,10 +132,14 @@ export class Session {
   ): Session {
     using undo = new DisposableStack();
     const events = undo.use(new InputEvents(device));
+    const profile = run.plan.forecast?.profile;
+    const type = activationType(run.spec.precision);
+    const peak = profile === undefined ? {} : { peakFlops: peakFlops(profile, type) };
+    const monitor = undo.use(device.createPerformanceMonitor(peak));
     const executor = Executor.commit(device, run.plan, mode);
     undo.defer(() => void executor.dispose());
     const input = new InputPipeline(executor, run, events);
-    const session = new Session(run, executor, input, scaler);
+    const session = new Session(run, executor, input, monitor, scaler);
     undo.move();
     return session;
   }
@@ -117,6 +147,16 @@ export class Session {
   /** Optimizer steps done, skipped ones included. */
   get steps(): number {
     return this.#steps;
+  }
+
+  /** How long the last {@linkcode trainStep} took; all zero before it. */
+  get times(): StepTimes {
+    return this.#times;
+  }
+
+  /** All training steps so far, and the memory in use. */
+  performance(): PerformanceSummary {
+    return this.#monitor.summary();
   }
 
   /** Packs documents into micro-batches of the planned size. */
@@ -137,27 +177,35 @@ export class Session {
   ): Promise<StepResult> {
     const step = this.#packStep(documents);
     const ahead = next === null ? null : this.#packStep(next);
+    const { tokens, labelled } = step.load;
+    this.#monitor.begin(this.executor.stream);
     await this.#runStep("train", step);
-    return await this.#update(step.labelled, settings, ahead);
+    this.#enqueueUpdate(settings);
+    this.#monitor.end(this.executor.stream, { tokens, flops: this.#flops(step.load) });
+    if (ahead !== null) {
+      await this.#input.stage(ahead.batches[0] as PackedMicroBatch, 1 / ahead.load.labelled);
+      this.#ahead = ahead;
+    }
+    const result = await this.#readResult(labelled);
+    const { seconds, modelFlopUtilization } = this.#monitor.take() as StepPerformance;
+    const inputWaitSeconds = this.#input.waited();
+    this.#times = { deviceSeconds: seconds, inputWaitSeconds, modelFlopUtilization };
+    return result;
   }
 
   /** The optimizer's part of a step: norm, clipping and update from the accumulated gradients, which are zeroed. */
   async update(labelled: number, settings: OptimizerSettings): Promise<StepResult> {
-    return await this.#update(labelled, settings, null);
+    this.#enqueueUpdate(settings);
+    return await this.#readResult(labelled);
   }
 
-  async #update(
-    labelled: number,
-    settings: OptimizerSettings,
-    ahead: PackedStep | null,
-  ): Promise<StepResult> {
+  #enqueueUpdate(settings: OptimizerSettings): void {
     this.#useSettings(settings);
     this.executor.run("optimizer");
     this.#steps++;
-    if (ahead !== null) {
-      await this.#input.stage(ahead.batches[0] as PackedMicroBatch, 1 / ahead.labelled);
-      this.#ahead = ahead;
-    }
+  }
+
+  async #readResult(labelled: number): Promise<StepResult> {
     const { lossSum, badElement, ...metrics } = await this.#readMetrics();
     const { gradNorm, learningRate, lossScale, skipped } = metrics;
     const badTensor = this.run.adapters.tensors.findLast(({ element }) => element <= badElement);
@@ -180,7 +228,9 @@ export class Session {
   async evaluate(documents: readonly Document[], base = false): Promise<number> {
     const step = this.#packStep(documents);
     const labelled = await this.#runStep(base ? "evaluateBase" : "evaluate", step);
-    return (await this.#readMetrics()).lossSum / labelled;
+    const { lossSum } = await this.#readMetrics();
+    this.#input.waited(); // not the next step's
+    return lossSum / labelled;
   }
 
   /** Logits [tokens, V] of one micro-batch, in the order in which `pack` laid the documents out. */
@@ -209,14 +259,15 @@ export class Session {
   /** Waits for the device and gives everything back. */
   async dispose(): Promise<void> {
     this.#input[Symbol.dispose]();
+    this.#monitor[Symbol.dispose]();
     await this.executor.dispose();
   }
 
   #packStep(documents: readonly Document[]): PackedStep {
     if (this.#ahead?.documents === documents) return this.#ahead;
     const batches = this.pack(documents);
-    const labelled = batches.reduce((sum, batch) => sum + batch.labelled, 0);
-    if (labelled > 0) return { documents, batches, labelled };
+    const load = loadOf(documents);
+    if (load.labelled > 0) return { documents, batches, load };
     throw new LoramemError(
       "BAD_DATA",
       "session: no labelled token: the documents have none: label at least one",
@@ -229,11 +280,11 @@ export class Session {
     let ready = this.#ahead === step;
     for (const batch of step.batches) {
       if (ready) this.#take();
-      else await this.stage(batch, 1 / step.labelled);
+      else await this.stage(batch, 1 / step.load.labelled);
       ready = false;
       this.executor.run(name, this.headChunks(batch));
     }
-    return step.labelled;
+    return step.load.labelled;
   }
 
   /** Chunks of labelled rows that a micro-batch needs. */

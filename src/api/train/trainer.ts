@@ -7,7 +7,7 @@ import { shuffledOrder } from "../data/order.ts";
 import type { Tokenizer } from "../data/tokenizer.ts";
 import { generateTokens } from "../generate/generate.ts";
 import { writeAdapter } from "../io/adapter.ts";
-import type { Device } from "../memory/mod.ts";
+import type { Device, PerformanceSummary } from "../memory/mod.ts";
 import { linearModules } from "../nn/config_tensors.ts";
 import { compressTargets, type LoraConfig } from "../nn/lora_config.ts";
 import type { Plan } from "../plan/plan.ts";
@@ -41,6 +41,15 @@ export interface StepInfo {
   /** Wall-clock seconds of the step. */
   readonly seconds: number;
   readonly tokensPerSecond: number;
+  /** Seconds on the device, from the first kernel to the end of the update. */
+  readonly deviceSeconds: number;
+  /** Seconds of them in which the device waited for input. */
+  readonly inputWaitSeconds: number;
+  /**
+   * Model FLOP utilisation: arithmetic of the step, recomputation left out, over device seconds and the peak rate of the
+   * device's profile (`peak`, or `matrix` where it has none). 0 to 1.
+   */
+  readonly modelFlopUtilization: number | null;
 }
 
 /** Everything that `open` puts together. */
@@ -125,6 +134,11 @@ export class LoraTrainer {
   /** Parameters that are trained. */
   get parameters(): number {
     return this.#run.session.run.adapters.parameters;
+  }
+
+  /** The training steps of this trainer together, timed on the device, and the memory in use now. Asks the driver. */
+  performance(): PerformanceSummary {
+    return this.#run.session.performance();
   }
 
   /** Optimizer steps in one pass over the data. */
@@ -278,7 +292,8 @@ export class LoraTrainer {
     const tokens = documents.reduce((sum, document) => sum + document.ids.length, 0);
     const tokensPerSecond = tokens / seconds;
     const { badTensor: _, ...measured } = result;
-    return { step: session.steps, epoch, ...measured, tokens, seconds, tokensPerSecond };
+    const speed = { tokens, seconds, tokensPerSecond, ...session.times };
+    return { step: session.steps, epoch, ...measured, ...speed };
   }
 
   /** Cuts the next epoch into batches. */
