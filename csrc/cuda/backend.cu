@@ -147,6 +147,8 @@ static const lm_backend_api api = {
     .graph_end = lm_cuda_graph_end,
     .graph_launch = lm_cuda_graph_launch,
     .graph_destroy = lm_cuda_graph_destroy,
+    .range_push = lm_cuda_range_push,
+    .range_pop = lm_cuda_range_pop,
 };
 
 /* A load inside a step would stop every stream and take memory, so it happens here. */

@@ -278,6 +278,16 @@ static int32_t sim_managed_prefetch(lm_backend *base, lm_backend_stream *stream,
   return self(base)->api->managed_prefetch(self(base)->inner, stream->inner, memory, bytes, to_host);
 }
 
+static int32_t sim_range_push(lm_backend *base, const char *name) {
+  const lm_sim *sim = self(base);
+  return sim->api->range_push ? sim->api->range_push(sim->inner, name) : 0;
+}
+
+static void sim_range_pop(lm_backend *base) {
+  const lm_sim *sim = self(base);
+  if (sim->api->range_pop) sim->api->range_pop(sim->inner);
+}
+
 static const lm_backend_api api = {
     .version = LM_BACKEND_VERSION,
     .close = sim_close,
@@ -313,6 +323,8 @@ static const lm_backend_api api = {
     .managed_release = sim_managed_release,
     .managed_advise = sim_managed_advise,
     .managed_prefetch = sim_managed_prefetch,
+    .range_push = sim_range_push,
+    .range_pop = sim_range_pop,
 };
 
 lm_backend *lm_sim_backend_wrap(const lm_host *host, lm_backend *inner, const lm_sim_options *options) {

@@ -113,5 +113,8 @@ export const SYMBOLS = {
   lm_graph_nodes: { args: ["ptr"], ret: "i32" },
   lm_graph_destroy: { args: ["ptr"], ret: "void" },
 
+  lm_range_push: { args: ["ptr", "buf"], ret: "i32" },
+  lm_range_pop: { args: ["ptr"], ret: "i32" },
+
   ...KERNELS,
 } as const satisfies FnTable;

@@ -12,6 +12,7 @@ import { addressOf, type Ptr } from "../memory/internal.ts";
 import type { Device, DeviceBuffer, Graph, PinnedBuffer, Stream } from "../memory/mod.ts";
 import type { Plan, ProgramPlan } from "../plan/plan.ts";
 import { formatBytes } from "../plan/report.ts";
+import { groupOps, type OpGroup, type RangeName, Ranges, rangeName } from "./ranges.ts";
 
 /** How segments run: replayed from a recording, or op by op. */
 export type ExecutionMode = "graph" | "eager";
@@ -27,6 +28,9 @@ interface BoundSegment {
   /** Index of the first op in its program. */
   readonly from: number;
   readonly ops: readonly BoundOp[];
+  /** What profilers see: the segment, and its layers and phases. */
+  readonly range: RangeName;
+  readonly groups: readonly OpGroup[];
   graph: Graph | null;
 }
 
@@ -45,6 +49,7 @@ export class Executor {
   readonly #staging: PinnedBuffer;
   readonly #programs = new Map<ProgramName, readonly BoundSegment[]>();
   readonly #mode: ExecutionMode;
+  readonly #ranges: Ranges | null;
 
   private constructor(
     device: Device,
@@ -59,6 +64,7 @@ export class Executor {
     this.copyStream = copyStream;
     this.plan = plan;
     this.#mode = mode;
+    this.#ranges = Ranges.of(device);
     this.#arenas = arenas;
     this.#staging = staging;
   }
@@ -184,8 +190,8 @@ export class Executor {
   run(name: ProgramName, headChunks: number = Number.POSITIVE_INFINITY): void {
     for (const segment of this.#programs.get(name) as readonly BoundSegment[]) {
       if (segment.headChunk !== null && segment.headChunk >= headChunks) continue;
-      if (segment.graph !== null) segment.graph.launch(this.stream);
-      else for (const op of segment.ops) this.#launch(op);
+      if (this.#ranges === null) this.#play(segment);
+      else this.#ranges.around(segment.range, () => this.#play(segment));
     }
   }
 
@@ -206,6 +212,23 @@ export class Executor {
     }
   }
 
+  #play(segment: BoundSegment): void {
+    if (segment.graph !== null) segment.graph.launch(this.stream);
+    else this.#launchOps(segment);
+  }
+
+  #launchOps({ ops, groups }: BoundSegment): void {
+    if (this.#ranges === null) {
+      for (const op of ops) this.#launch(op);
+      return;
+    }
+    for (const { name, from, to } of groups) {
+      this.#ranges.around(name, () => {
+        for (const op of ops.slice(from, to)) this.#launch(op);
+      });
+    }
+  }
+
   #disposeGraphs(): void {
     for (const segments of this.#programs.values()) {
       for (const segment of segments) segment.graph?.dispose();
@@ -215,15 +238,15 @@ export class Executor {
   #bind(): void {
     for (const { program } of this.plan.programs.values()) {
       const segments = program.segments.map(({ name, headChunk, from, to }): BoundSegment => {
-        const ops = program.ops.slice(from, to).map((op) => this.#bindOp(op));
-        return { name, headChunk, from, ops, graph: null };
+        const mine = program.ops.slice(from, to);
+        const ops = mine.map((op) => this.#bindOp(op));
+        const range = rangeName(`${program.name}: ${name}`);
+        return { name, headChunk, from, ops, range, groups: groupOps(mine), graph: null };
       });
       this.#programs.set(program.name, segments);
       if (this.#mode === "eager") continue;
       for (const segment of segments) {
-        segment.graph = this.stream.capture(() => {
-          for (const op of segment.ops) this.#launch(op);
-        });
+        segment.graph = this.stream.capture(() => this.#launchOps(segment));
       }
     }
   }
