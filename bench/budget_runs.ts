@@ -92,7 +92,8 @@ async function runRungs(rows: Row[]): Promise<void> {
     for (const policy of SAVE_POLICIES) {
       const savePoints = uniform(policy, search.spec.config.layers);
       const lossChunkTokens = Math.min(1024, search.spec.dims.tokensPerMicroBatch);
-      const run = search.plan({ savePoints, lossChunkTokens, deviceBytes: 0, seconds: 0 });
+      const choice = { weights: "resident", savePoints, lossChunkTokens } as const;
+      const run = search.plan({ ...choice, deviceBytes: 0, hostBytes: 0, seconds: 0 });
       rows.push(await measure(shape, policy, run, null));
     }
   }
