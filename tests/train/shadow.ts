@@ -47,7 +47,7 @@ export async function shadowRun(
   ) as Record<MemoryClass, Uint8Array>;
 
   const rangesOf = (values: readonly Value[]): Ranges => {
-    const ranges: Ranges = { weights: [], trainable: [], activations: [], staging: [] };
+    const ranges: Ranges = { weights: [], trainable: [], activations: [], staging: [], host: [] };
     for (const value of values) {
       const start = plan.offset(value);
       ranges[value.memory].push([start, start + bytesOf(value)]);

@@ -9,9 +9,10 @@ export { DTYPES, type DType };
 /**
  * What a value's memory is reserved for; one reservation each.
  * `weights` frozen weights and constants, `trainable` masters, gradients, moments, copies and step state,
- * `activations` everything that lives inside one program, `staging` page-locked host memory for inputs and results.
+ * `activations` everything that lives inside one program, `staging` page-locked host memory for inputs and results, `host`
+ * page-locked host memory for what is kept there, such as the state that a checkpoint is written from.
  */
-export type MemoryClass = "weights" | "trainable" | "activations" | "staging";
+export type MemoryClass = "weights" | "trainable" | "activations" | "staging" | "host";
 
 /** Every memory class, in the order of reports. */
 export const MEMORY_CLASSES: readonly MemoryClass[] = [
@@ -19,6 +20,7 @@ export const MEMORY_CLASSES: readonly MemoryClass[] = [
   "trainable",
   "activations",
   "staging",
+  "host",
 ];
 
 /** Every slot starts at a multiple of this many bytes, on every backend. */

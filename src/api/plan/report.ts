@@ -9,6 +9,7 @@ const WHAT: Readonly<Record<MemoryClass, string>> = {
   trainable: "adapters: masters, gradients, moments, step state",
   activations: "everything inside a step, evaluation, generation",
   staging: "page-locked host memory: inputs and results",
+  host: "page-locked host memory: the state that is saved",
 };
 
 /** Largest values listed at the peak. */
@@ -64,7 +65,10 @@ export function describePlan(plan: Plan): string {
       `  ${name.padEnd(12)} ${String(bytes).padStart(15)} B  ${formatBytes(bytes).padStart(11)}  ${note}`,
     );
   lines.push("Memory plan, every byte before the first step");
-  for (const memory of MEMORY_CLASSES) row(memory, plan.classes[memory], WHAT[memory]);
+  for (const memory of MEMORY_CLASSES) {
+    if (memory === "host" && plan.classes.host === 0) continue;
+    row(memory, plan.classes[memory], WHAT[memory]);
+  }
   const budget = Number.isFinite(plan.budget) ? `, of a budget of ${formatBytes(plan.budget)}` : "";
   row("device", plan.deviceBytes, `weights + trainable + activations${budget}`);
   const peak = peakProgram(plan);

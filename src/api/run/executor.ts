@@ -39,6 +39,7 @@ export class Executor {
   readonly plan: Plan;
   readonly #arenas: ReadonlyMap<MemoryClass, DeviceBuffer>;
   readonly #staging: PinnedBuffer;
+  readonly #host: PinnedBuffer | null;
   readonly #programs = new Map<ProgramName, readonly BoundSegment[]>();
   readonly #mode: ExecutionMode;
 
@@ -49,6 +50,7 @@ export class Executor {
     mode: ExecutionMode,
     arenas: ReadonlyMap<MemoryClass, DeviceBuffer>,
     staging: PinnedBuffer,
+    host: PinnedBuffer | null,
   ) {
     this.device = device;
     this.stream = stream;
@@ -56,6 +58,7 @@ export class Executor {
     this.#mode = mode;
     this.#arenas = arenas;
     this.#staging = staging;
+    this.#host = host;
   }
 
   /**
@@ -78,9 +81,12 @@ export class Executor {
       const make = (bytes: number) => device.createBuffer(bytes, { label: memory });
       arenas.set(memory, reserve(memory, make));
     }
-    const staging = reserve("staging", (bytes) => device.createPinnedBuffer(bytes));
+    const pinned = (memory: MemoryClass) =>
+      reserve(memory, (bytes) => device.createPinnedBuffer(bytes, { label: memory }));
+    const staging = pinned("staging");
+    const host = plan.classes.host === 0 ? null : pinned("host");
     const stream = undo.adopt(device.createStream(), (created) => created.dispose());
-    const executor = new Executor(device, stream, plan, mode, arenas, staging);
+    const executor = new Executor(device, stream, plan, mode, arenas, staging, host);
     undo.defer(() => executor.#disposeGraphs());
     executor.#bind();
     undo.move();
@@ -93,14 +99,20 @@ export class Executor {
     await this.stream[Symbol.asyncDispose]();
     for (const arena of this.#arenas.values()) arena.dispose();
     this.#staging.dispose();
+    this.#host?.dispose();
   }
 
-  /** Memory of a value and where it starts inside it. */
+  /** Memory of a value on the device and where it starts inside it. */
   locate(value: Value): { readonly buffer: DeviceBuffer; readonly offset: number } {
     return {
       buffer: this.#arenas.get(rootOf(value).memory) as DeviceBuffer,
       offset: this.plan.offset(value),
     };
+  }
+
+  /** Memory of a value of the class `host` and where it starts inside it. */
+  locateHost(value: Value): { readonly buffer: PinnedBuffer; readonly offset: number } {
+    return { buffer: this.#host as PinnedBuffer, offset: this.plan.offset(value) };
   }
 
   /** A typed view over a staging value. */
@@ -240,7 +252,7 @@ function notReserved(error: unknown, memory: MemoryClass, plan: Plan): unknown {
   const budget =
     plan.budget === Number.POSITIVE_INFINITY ? "" : `, for a budget of ${formatBytes(plan.budget)}`;
   const advice =
-    memory === "staging"
+    memory === "staging" || memory === "host"
       ? "allow more page-locked memory, or end other programs"
       : "lower memoryBudget, or end other programs on the device";
   const message =

@@ -78,6 +78,8 @@ export class Session {
   #steps = 0;
   /** Settings that are on the device. */
   #settings: OptimizerSettings | null = null;
+  /** Reached when the state may change again. */
+  #held: Event | null = null;
 
   private constructor(
     run: RunPlan,
@@ -125,6 +127,16 @@ export class Session {
     return this.#steps;
   }
 
+  /** Goes on after `steps` optimizer steps, whose state is on the device. */
+  resumeAfter(steps: number): void {
+    this.#steps = steps;
+  }
+
+  /** Lets the next update, but nothing before it, wait for `event` on the device: its state is being copied. */
+  holdUpdate(event: Event): void {
+    this.#held = event;
+  }
+
   /** Packs documents into micro-batches of the planned size. */
   pack(documents: readonly Document[]): PackedMicroBatch[] {
     const { tokensPerMicroBatch, documentsPerMicroBatch } = this.run.spec.dims;
@@ -142,6 +154,8 @@ export class Session {
   /** The optimizer's part of a step: norm, clipping and update from the accumulated gradients, which are zeroed. */
   async update(labelled: number, settings: OptimizerSettings): Promise<StepResult> {
     this.#useSettings(settings);
+    if (this.#held !== null) this.executor.stream.waitEvent(this.#held);
+    this.#held = null;
     this.executor.run("optimizer");
     this.#steps++;
     const { lossSum, badElement, ...metrics } = await this.#readMetrics();
