@@ -118,6 +118,7 @@ struct lm_file_request {
   _Atomic int32_t status; /* LM_NOT_READY until everything below is final */
 
   lm_file_request *next; /* under ring.mutex: */
+  int32_t stream_status; /* of the stream that it came after */
   int32_t at;            /* the extent that the next piece begins in, */
   uint64_t skip;         /* and where in it */
   uint32_t in_flight;    /* pieces handed out and not finished */
@@ -158,6 +159,8 @@ bool lm_request_stopped(lm_file_request *request);
 /* file_ring.c ------------------------------------------------------------------------------------------------------ */
 
 void lm_ring_submit(lm_file_request *request);
+/* lm_ring_submit_after: the same once stream has passed this point; at once if it is NULL. */
+int32_t lm_ring_submit_after(lm_file_request *request, lm_stream *stream);
 void lm_ring_ref(lm_file_ring *ring);
 void lm_ring_unref(lm_file_ring *ring);
 
