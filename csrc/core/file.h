@@ -131,8 +131,12 @@ struct lm_file_request {
   lm_point copies;       /* under ring.copy_mutex: the last of its copies to the device */
 };
 
-/* file_calls.c: the table of the context. */
+/* file_calls.c ----------------------------------------------------------------------------------------------------- */
+
+extern const lm_file_calls lm_system_calls;
+/* lm_file_calls_of: the table of a context. */
 const lm_file_calls *lm_file_calls_of(lm_ctx *ctx);
+/* lm_clock_ns: CLOCK_MONOTONIC. */
 uint64_t lm_clock_ns(void);
 
 /* file_request.c --------------------------------------------------------------------------------------------------- */
