@@ -125,6 +125,8 @@ export interface SessionSetup {
   readonly mode?: ExecutionMode;
   readonly scaler?: ScalerSettings;
   readonly device?: (typeof KINDS)[number];
+  /** Plan for checkpoints. */
+  readonly snapshot?: boolean;
 }
 
 /** Sizes that hold a golden batch in one micro-batch. */
@@ -150,6 +152,7 @@ export async function planGolden(golden: Golden, setup: SessionSetup = {}): Prom
     backend: setup.device === "cuda:0" ? ("cuda" as const) : ("cpu" as const),
     dims: { ...goldenDims(golden), ...setup.dims },
     programs: setup.programs ?? ALL_PROGRAMS,
+    snapshot: setup.snapshot ?? false,
   };
   const { policy = "keep" } = setup;
   if (typeof policy === "string") return planRun(spec, policy);

@@ -134,6 +134,7 @@ export async function planTraining(raw: PlanOptions): Promise<TrainingPlan> {
     backend,
     dims,
     programs: programsOf(options),
+    snapshot: options.saveEvery !== undefined,
   };
   const budget = budgetBytes(options.memoryBudget) ?? profileBudget(options, profile);
   const search = new FitSearch(spec, fitOptions(options, config, profile, step));
