@@ -4,6 +4,7 @@ import { dirname, join, resolve } from "node:path";
 import process from "node:process";
 import type { Command } from "commander";
 import { formatBytes } from "../api/plan/report.ts";
+import type { Notice } from "../api/train/notice.ts";
 import { LoraTrainer } from "../api/train/trainer.ts";
 import { LoramemError } from "../ffi/error.ts";
 import { formatDuration, StatusLine } from "./status_line.ts";
@@ -25,7 +26,12 @@ async function train(settings: RunSettings): Promise<number> {
   const { options, out } = settings;
   await checkWritable(out);
   const print = (text: string) => process.stdout.write(`${text}\n`);
-  await using trainer = await LoraTrainer.open(options);
+  const line = new StatusLine(process.stdout);
+  const onNotice = ({ message }: Notice) => {
+    line.end();
+    print(message);
+  };
+  await using trainer = await LoraTrainer.open({ ...options, onNotice });
   const { noCuda } = trainer.device.info();
   print(
     `Device ${trainer.device.kind}${noCuda === undefined ? "" : ` (${noCuda})`}, ${trainer.options.precision}`,
@@ -39,14 +45,15 @@ async function train(settings: RunSettings): Promise<number> {
     `${formatBytes(trainer.plan.deviceBytes)} on the device, known before the first step:\n${trainer.plan}`,
   );
 
-  const line = new StatusLine(process.stdout);
   using stop = listenForStop(() => {
     line.end();
     print("Stopping after this step; once more to stop at once");
   });
-  if (options.evalData !== undefined)
-    print(`Evaluation loss before: ${(await trainer.evaluate()).toFixed(4)}`);
-  await printSamples(trainer, settings, "before", print, stop.signal);
+  if (trainer.stepsDone === 0) {
+    if (options.evalData !== undefined)
+      print(`Evaluation loss before: ${(await trainer.evaluate()).toFixed(4)}`);
+    await printSamples(trainer, settings, "before", print, stop.signal);
+  }
   await runSteps(trainer, line, print, stop.signal);
   await printSamples(trainer, settings, "after", print, stop.signal);
 
@@ -54,7 +61,10 @@ async function train(settings: RunSettings): Promise<number> {
   await trainer.save(folder);
   await writeFile(join(out, "run.json"), `${JSON.stringify(describeRun(trainer), null, 2)}\n`);
   if (stop.signal.aborted)
-    print(`Stopped after step ${trainer.stepsDone} of ${trainer.totalSteps}`);
+    print(
+      `Stopped after step ${trainer.stepsDone} of ${trainer.totalSteps}` +
+        `${options.saveEvery === undefined ? "" : "; --resume auto goes on from there"}`,
+    );
   print(`Adapter written to ${folder}`);
   return stop.exitCode;
 }
@@ -65,13 +75,13 @@ async function runSteps(
   print: (text: string) => void,
   signal: AbortSignal,
 ): Promise<void> {
-  const { totalSteps, stepsPerEpoch, options } = trainer;
+  const { totalSteps, stepsPerEpoch, options, stepsDone: first } = trainer;
   let [tokens, seconds, waited] = [0, 0, 0];
   for await (const step of trainer.steps({ signal })) {
     tokens += step.tokens;
     seconds += step.seconds;
     waited += step.inputWaitSeconds;
-    const left = (seconds / step.step) * (totalSteps - step.step);
+    const left = (seconds / (step.step - first)) * (totalSteps - step.step);
     const skipped = step.skipped ? `skipped at loss scale ${step.lossScale}  ` : "";
     const { modelFlopUtilization: share } = step;
     const utilization = share === null ? "" : `  ${(100 * share).toFixed(1)} % MFU`;

@@ -128,6 +128,8 @@ export interface SessionSetup {
   /** What a "sim" device does on purpose. */
   readonly sim?: DeviceOptions;
   readonly weights?: WeightPlace;
+  /** Plan for checkpoints. */
+  readonly snapshot?: boolean;
 }
 
 /** Sizes that hold a golden batch in one micro-batch. */
@@ -154,6 +156,7 @@ export async function planGolden(golden: Golden, setup: SessionSetup = {}): Prom
     dims: { ...goldenDims(golden), ...setup.dims },
     programs: setup.programs ?? ALL_PROGRAMS,
     weights: setup.weights ?? "resident",
+    snapshot: setup.snapshot ?? false,
   };
   const { policy = "keep" } = setup;
   if (typeof policy === "string") return planRun(spec, policy);
