@@ -166,7 +166,9 @@ test("openSafetensors() answers any index with a result or BAD_FILE", () =>
     const shard = fc.oneof(fc.constantFrom("a.safetensors", "b.safetensors", "../a"), fc.json());
     const name = fc.oneof(fc.constantFrom("a", "b.weight", "empty", "__proto__"), fc.string());
     const map = fc.dictionary(name, fc.oneof(shard, fc.jsonValue()));
-    const whole = fc.oneof(map, fc.jsonValue()).map((weights) => JSON.stringify({ weight_map: weights }));
+    const whole = fc
+      .oneof(map, fc.jsonValue())
+      .map((weights) => JSON.stringify({ weight_map: weights }));
     const text = fc.oneof(whole, whole, fc.json(), fc.string());
     await fc.assert(
       fc.asyncProperty(text, async (index) => {
