@@ -19,7 +19,7 @@ extern "C" {
 #endif
 
 /* Raised when lm_backend_api, lm_host or a kernel's argument struct changes; a plugin of another version is refused. */
-#define LM_BACKEND_VERSION 2u
+#define LM_BACKEND_VERSION 3u
 
 typedef struct lm_backend lm_backend;
 typedef struct lm_backend_stream lm_backend_stream;
@@ -40,6 +40,29 @@ typedef struct lm_host {
 /* Work of the host inside a stream. status is the stream's state when it is reached; a negative result fails the stream.
  * It runs on a thread of the backend and holds the stream up, so it must be short and must not wait for the stream. */
 typedef int32_t (*lm_host_fn)(void *arg, int32_t status);
+
+/* The system calls that touch files; the whole file path goes through one such table. Each takes the owner first and
+ * returns what the system call does, but a negative errno where that returns -1. */
+typedef struct lm_file_calls {
+  void *owner;
+  int32_t (*open)(void *owner, const char *path, int32_t flags, uint32_t mode);
+  int32_t (*close)(void *owner, int32_t fd);
+  /* pread: with cached_only, what the page cache holds, else -EAGAIN; -EOPNOTSUPP where it cannot be told. */
+  int64_t (*pread)(void *owner, int32_t fd, void *memory, uint64_t bytes, uint64_t offset, int32_t cached_only);
+  int64_t (*pwrite)(void *owner, int32_t fd, const void *memory, uint64_t bytes, uint64_t offset);
+  int32_t (*fallocate)(void *owner, int32_t fd, uint64_t bytes);
+  int32_t (*ftruncate)(void *owner, int32_t fd, uint64_t bytes);
+  int32_t (*fdatasync)(void *owner, int32_t fd);
+  int32_t (*fsync)(void *owner, int32_t fd);
+  int32_t (*rename)(void *owner, const char *from, const char *to);
+  int32_t (*unlink)(void *owner, const char *path);
+  int32_t (*mkdir)(void *owner, const char *path, uint32_t mode);
+  int32_t (*flock)(void *owner, int32_t fd, int32_t operation);
+  /* fstat: size of a regular file, and its mode. */
+  int32_t (*fstat)(void *owner, int32_t fd, uint64_t *bytes, uint32_t *mode);
+  /* statvfs: bytes that this user can still write. */
+  int32_t (*statvfs)(void *owner, const char *path, uint64_t *free_bytes);
+} lm_file_calls;
 
 typedef struct lm_backend_api {
   uint32_t version; /* LM_BACKEND_VERSION */
@@ -98,6 +121,9 @@ typedef struct lm_backend_api {
   void (*managed_release)(lm_backend *backend, void *memory, uint64_t bytes);
   int32_t (*managed_advise)(lm_backend *backend, void *memory, uint64_t bytes, int32_t advice);
   int32_t (*managed_prefetch)(lm_backend *backend, lm_backend_stream *stream, void *memory, uint64_t bytes, int32_t to_host);
+
+  /* file_calls: the system calls of the file path, alive as long as the backend. NULL = those of the system. */
+  const lm_file_calls *(*file_calls)(lm_backend *backend);
 } lm_backend_api;
 
 /* First member of every backend's own struct. */
