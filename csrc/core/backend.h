@@ -26,21 +26,6 @@ typedef struct lm_backend_stream lm_backend_stream;
 typedef struct lm_backend_event lm_backend_event;
 typedef struct lm_backend_graph lm_backend_graph;
 
-/* What core offers to a backend. The struct is copied by the backend; owner outlives it. */
-typedef struct lm_host {
-  void *owner;
-  /* fail: keep status and text as the last failure of the context. @return status */
-  int32_t (*fail)(void *owner, int32_t status, const char *format, ...) __attribute__((format(printf, 3, 4)));
-  /* alloc: zeroed heap memory, counted; NULL when there is none (nothing is reported). */
-  void *(*alloc)(void *owner, uint64_t bytes);
-  /* release: give memory from alloc back. NULL is a no-op. */
-  void (*release)(void *memory);
-} lm_host;
-
-/* Work of the host inside a stream. status is the stream's state when it is reached; a negative result fails the stream.
- * It runs on a thread of the backend and holds the stream up, so it must be short and must not wait for the stream. */
-typedef int32_t (*lm_host_fn)(void *arg, int32_t status);
-
 /* The system calls that touch files; the whole file path goes through one such table. Each takes the owner first and
  * returns what the system call does, but a negative errno where that returns -1. */
 typedef struct lm_file_calls {
@@ -63,6 +48,23 @@ typedef struct lm_file_calls {
   /* statvfs: bytes that this user can still write. */
   int32_t (*statvfs)(void *owner, const char *path, uint64_t *free_bytes);
 } lm_file_calls;
+
+/* What core offers to a backend. The struct is copied by the backend; owner outlives it. */
+typedef struct lm_host {
+  void *owner;
+  /* fail: keep status and text as the last failure of the context. @return status */
+  int32_t (*fail)(void *owner, int32_t status, const char *format, ...) __attribute__((format(printf, 3, 4)));
+  /* alloc: zeroed heap memory, counted; NULL when there is none (nothing is reported). */
+  void *(*alloc)(void *owner, uint64_t bytes);
+  /* release: give memory from alloc back. NULL is a no-op. */
+  void (*release)(void *memory);
+  /* file_calls: those of the system. */
+  const lm_file_calls *file_calls;
+} lm_host;
+
+/* Work of the host inside a stream. status is the stream's state when it is reached; a negative result fails the stream.
+ * It runs on a thread of the backend and holds the stream up, so it must be short and must not wait for the stream. */
+typedef int32_t (*lm_host_fn)(void *arg, int32_t status);
 
 typedef struct lm_backend_api {
   uint32_t version; /* LM_BACKEND_VERSION */
@@ -149,11 +151,18 @@ typedef struct lm_sim_options {
   uint64_t heap_fail_at; /* this heap allocation of the library returns NULL */
   uint64_t pinned_limit; /* bytes that can be page-locked; 0 = no limit */
   uint64_t driver_delay; /* microseconds that taking and giving back memory last */
+  uint64_t file_fail_at; /* this file call fails ... */
+  uint64_t file_fails;   /* ... and those after it, so many in all; 0 = 1 */
+  uint64_t file_error;   /* with this errno; 0 = pread and pwrite move nothing, others fail with EIO */
+  uint64_t file_most;    /* bytes that one pread or pwrite moves; 0 = no limit */
+  uint64_t file_kill_at; /* the process is killed before this file call */
+  char file_log[256];    /* a file that every file call is written to, see csrc/sim/files.c; "" = none */
   uint32_t delay_count;
   uint32_t delays[16]; /* microseconds before each operation, by order of stream creation; streams beyond it: none */
 } lm_sim_options;
 
-/* lm_sim_parse: "sim" or "sim:<name>=<value>,...", e.g. "sim:fail_at=7,delays=0/500". @return false if malformed */
+/* lm_sim_parse: "sim" or "sim:<name>=<value>,...", e.g. "sim:fail_at=7,delays=0/500". A value holds no comma.
+ * @return false if malformed */
 LM_API int lm_sim_parse(const char *device, lm_sim_options *options);
 typedef int (*lm_sim_parse_fn)(const char *device, lm_sim_options *options);
 

@@ -118,6 +118,7 @@ struct lm_file_request {
   _Atomic int32_t status; /* LM_NOT_READY until everything below is final */
 
   lm_file_request *next; /* under ring.mutex: */
+  int32_t stream_status; /* of the stream that it came after */
   int32_t at;            /* the extent that the next piece begins in, */
   uint64_t skip;         /* and where in it */
   uint32_t in_flight;    /* pieces handed out and not finished */
@@ -130,8 +131,12 @@ struct lm_file_request {
   lm_point copies;       /* under ring.copy_mutex: the last of its copies to the device */
 };
 
-/* file_calls.c: the table of the context. */
+/* file_calls.c ----------------------------------------------------------------------------------------------------- */
+
+extern const lm_file_calls lm_system_calls;
+/* lm_file_calls_of: the table of a context. */
 const lm_file_calls *lm_file_calls_of(lm_ctx *ctx);
+/* lm_clock_ns: CLOCK_MONOTONIC. */
 uint64_t lm_clock_ns(void);
 
 /* file_request.c --------------------------------------------------------------------------------------------------- */
@@ -158,6 +163,8 @@ bool lm_request_stopped(lm_file_request *request);
 /* file_ring.c ------------------------------------------------------------------------------------------------------ */
 
 void lm_ring_submit(lm_file_request *request);
+/* lm_ring_submit_after: the same once stream has passed this point; at once if it is NULL. */
+int32_t lm_ring_submit_after(lm_file_request *request, lm_stream *stream);
 void lm_ring_ref(lm_file_ring *ring);
 void lm_ring_unref(lm_file_ring *ring);
 

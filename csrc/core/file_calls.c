@@ -97,7 +97,7 @@ static int32_t sys_statvfs(void *owner, const char *path, uint64_t *free_bytes) 
   return 0;
 }
 
-static const lm_file_calls system_calls = {
+const lm_file_calls lm_system_calls = {
     .open = sys_open,
     .close = sys_close,
     .pread = sys_pread,
@@ -115,7 +115,7 @@ static const lm_file_calls system_calls = {
 };
 
 const lm_file_calls *lm_file_calls_of(lm_ctx *ctx) {
-  return ctx->api->file_calls ? ctx->api->file_calls(ctx->backend) : &system_calls;
+  return ctx->api->file_calls ? ctx->api->file_calls(ctx->backend) : &lm_system_calls;
 }
 
 uint64_t lm_clock_ns(void) {

@@ -245,14 +245,6 @@ static int32_t take_extents(lm_file_request *request, const lm_file_extent *exte
   return status;
 }
 
-/* The stream has passed the point of submission. */
-static int32_t stream_passed(void *arg, int32_t status) {
-  lm_file_request *request = arg;
-  if (status < 0) lm_request_fail(request, status, 0, 0, "work enqueued earlier failed: %s", lm_status_text(status));
-  lm_ring_submit(request);
-  return LM_OK;
-}
-
 static lm_file_request *transfer(lm_file *file, int32_t kind, const lm_file_extent *extents, const void *host, int32_t count,
                                  int32_t flags, lm_stream *stream, lm_done_fn fn, uint64_t tag, const char *op) {
   if (!file) return NULL;
@@ -278,8 +270,7 @@ static lm_file_request *transfer(lm_file *file, int32_t kind, const lm_file_exte
   request->checksums = flags & 1;
   if (write && host_bytes) memcpy(request->host, host, host_bytes);
   status = take_extents(request, extents, op);
-  if (!status && stream) status = ctx->api->stream_call(ctx->backend, stream->handle, stream_passed, request);
-  else if (!status) lm_ring_submit(request);
+  if (!status) status = lm_ring_submit_after(request, stream);
   if (!status) return request;
   lm_request_abandon(request);
   return NULL;

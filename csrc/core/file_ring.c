@@ -101,6 +101,10 @@ static work next_work(lm_file_ring *ring) {
 static void run(lm_file_ring *ring, work *next) {
   lm_file_request *request = next->request;
   lm_slot *slot = next->piece.slot;
+  if (request->stream_status < 0) {
+    lm_request_fail(request, request->stream_status, 0, 0, "work enqueued earlier on the stream failed: %s",
+                    lm_status_text(request->stream_status));
+  }
   if (next->kind == WORK_JOB) lm_job_run(request);
   if (next->kind == WORK_READ) lm_piece_read(&next->piece);
   if (next->kind == WORK_WRITE) lm_piece_write(&next->piece);
@@ -141,6 +145,7 @@ static void *ring_main(void *arg) {
   for (;;) {
     work next = next_work(ring);
     if (next.kind != WORK_NONE) {
+      if (ring->first) pthread_cond_signal(&ring->changed); /* one wakes the next */
       pthread_mutex_unlock(&ring->mutex);
       run(ring, &next);
       pthread_mutex_lock(&ring->mutex);
@@ -180,8 +185,28 @@ void lm_ring_submit(lm_file_request *request) {
   lm_file_ring *ring = request->ring;
   pthread_mutex_lock(&ring->mutex);
   append(ring, request);
-  pthread_cond_broadcast(&ring->changed);
+  pthread_cond_signal(&ring->changed);
   pthread_mutex_unlock(&ring->mutex);
+}
+
+/* Runs in stream order. */
+static int32_t stream_passed(void *arg, int32_t status) {
+  lm_file_request *request = arg;
+  lm_file_ring *ring = request->ring;
+  pthread_mutex_lock(&ring->mutex);
+  request->stream_status = status;
+  *ring->last = request;
+  ring->last = &request->next;
+  pthread_cond_signal(&ring->changed);
+  pthread_mutex_unlock(&ring->mutex);
+  return LM_OK;
+}
+
+int32_t lm_ring_submit_after(lm_file_request *request, lm_stream *stream) {
+  lm_ctx *ctx = request->ctx;
+  if (stream) return ctx->api->stream_call(ctx->backend, stream->handle, stream_passed, request);
+  lm_ring_submit(request);
+  return LM_OK;
 }
 
 /* Cores that this process may use. */

@@ -192,7 +192,7 @@ void lm_piece_read(lm_piece *piece) {
 
 void lm_piece_fill(lm_piece *piece) {
   (void)lm_slot_await(piece->request->ring, piece->slot);
-  enqueue_copies(piece, LM_TO_HOST);
+  if (!lm_request_stopped(piece->request)) enqueue_copies(piece, LM_TO_HOST);
 }
 
 void lm_piece_write(lm_piece *piece) {

@@ -102,9 +102,10 @@ export class FileRing extends NativeObject implements AsyncDisposable {
    * @example Usage
    * ```ts
    * import { Device } from "./mod.ts";
+   * const path = "examples/demo/model/model.safetensors";
    * await using device = await Device.open("cpu");
    * await using ring = device.createFileRing({ slots: 2, slotBytes: 1 << 20 });
-   * await using file = await ring.open("README.md", { mode: "read" });
+   * await using file = await ring.open(path, { mode: "read" });
    * using buffer = device.createBuffer(file.bytes);
    * const { bytes } = await file.read([{ offset: 0, bytes: file.bytes, memory: buffer }]);
    * console.log(bytes, file.io);

@@ -49,7 +49,7 @@ export type {
   ScratchScope,
   ScratchStats,
 } from "./scratch_arena.ts";
-export type { SimOptions } from "./sim.ts";
+export type { SimFileOptions, SimOptions } from "./sim.ts";
 export type {
   BlockEntry,
   DeviceSnapshot,
