@@ -13,6 +13,12 @@ export { type Adapter, type AdapterTensors, readAdapter, writeAdapter } from "./
 export type { AdapterConfig } from "./io/adapter_config.ts";
 export type { InspectedFile, InspectedTensor } from "./io/inspect_file.ts";
 export {
+  type LoadOptions,
+  type LoadProgress,
+  loadTensors,
+  type TensorTarget,
+} from "./io/load_tensors.ts";
+export {
   openSafetensors,
   type TensorData,
   type TensorEntry,

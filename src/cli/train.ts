@@ -3,6 +3,7 @@ import { mkdir, mkdtemp, rmdir, writeFile } from "node:fs/promises";
 import { dirname, join, resolve } from "node:path";
 import process from "node:process";
 import type { Command } from "commander";
+import type { LoadProgress } from "../api/io/load_tensors.ts";
 import { formatBytes } from "../api/plan/report.ts";
 import { LoraTrainer } from "../api/train/trainer.ts";
 import { LoramemError } from "../ffi/error.ts";
@@ -25,7 +26,10 @@ async function train(settings: RunSettings): Promise<number> {
   const { options, out } = settings;
   await checkWritable(out);
   const print = (text: string) => process.stdout.write(`${text}\n`);
-  await using trainer = await LoraTrainer.open(options);
+  const loading = new StatusLine(process.stdout);
+  await using trainer = await LoraTrainer.open(options, {
+    onProgress: (progress) => loading.show(describeLoad(progress), isLoaded(progress)),
+  });
   const { noCuda } = trainer.device.info();
   print(
     `Device ${trainer.device.kind}${noCuda === undefined ? "" : ` (${noCuda})`}, ${trainer.options.precision}`,
@@ -56,6 +60,19 @@ async function train(settings: RunSettings): Promise<number> {
     print(`Stopped after step ${trainer.stepsDone} of ${trainer.totalSteps}`);
   print(`Adapter written to ${folder}`);
   return stop.exitCode;
+}
+
+function isLoaded({ bytes, totalBytes }: LoadProgress): boolean {
+  return bytes === totalBytes;
+}
+
+function describeLoad(progress: LoadProgress): string {
+  const { bytes, totalBytes, seconds, bytesPerSecond } = progress;
+  const rate = `${(bytesPerSecond / 1e9).toFixed(2)} GB/s`;
+  if (isLoaded(progress)) {
+    return `Loaded ${formatBytes(bytes)} of weights in ${seconds.toFixed(1)} s, ${rate}`;
+  }
+  return `loading ${formatBytes(bytes)} of ${formatBytes(totalBytes)}  ${rate}`;
 }
 
 async function runSteps(

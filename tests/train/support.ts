@@ -127,6 +127,9 @@ export interface SessionSetup {
   readonly device?: (typeof KINDS)[number];
 }
 
+/** Enough for models of a test. */
+export const SMALL_RING = { slots: 4, slotBytes: 1 << 16, threads: 2 };
+
 /** Sizes that hold a golden batch in one micro-batch. */
 function goldenDims({ rows, sequence }: Golden): StepDims {
   return {
@@ -166,7 +169,8 @@ export async function openGolden(
   await using files = await openSafetensors(`${golden.folder}/model`);
   const device = await Device.open(setup.device ?? "cpu", { threads: setup.threads ?? 2 });
   const session = Session.commit(device, run, setup.mode ?? "graph", setup.scaler);
-  await loadWeights(session.executor, run, files);
+  await using ring = device.createFileRing(SMALL_RING);
+  await loadWeights(session.executor, run, files, ring);
   await importAdapters(session.executor, run, golden.adapter0.tensors);
   return Object.assign(session, {
     async [Symbol.asyncDispose]() {

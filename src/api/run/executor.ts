@@ -103,6 +103,11 @@ export class Executor {
     };
   }
 
+  /** The activations as plain memory: they hold nothing between programs. */
+  get workspace(): DeviceBuffer {
+    return this.#arenas.get("activations") as DeviceBuffer;
+  }
+
   /** A typed view over a staging value. */
   hostView<T>(
     value: Value,
