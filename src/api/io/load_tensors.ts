@@ -3,7 +3,13 @@
  * the device. JavaScript never holds a tensor.
  */
 import { LoramemError } from "../../ffi/error.ts";
-import type { DeviceBuffer, FileExtent, FileRing, PinnedBuffer } from "../memory/mod.ts";
+import type {
+  DeviceBuffer,
+  DeviceFile,
+  FileExtent,
+  FileRing,
+  PinnedBuffer,
+} from "../memory/mod.ts";
 import { badFile, type TensorEntry } from "./safetensors_header.ts";
 
 const UNTOUCHED = "let no other program write to it";
@@ -71,24 +77,22 @@ export async function loadTensors(
     return { bytes, totalBytes, seconds, bytesPerSecond: bytes / seconds };
   };
   let done = 0;
-  for (const [path, inFile] of byFile(targets)) {
-    await using file = await ring.open(path, { mode: "read" });
-    const end = (inFile.at(-1) as FileExtent).offset + (inFile.at(-1) as FileExtent).bytes;
-    if (file.bytes < end) {
-      const what = `it has ${file.bytes} bytes, but its tensors end at byte ${end}`;
-      throw badFile(path, what, undefined, UNTOUCHED);
-    }
-    const before = done;
-    const follow = {
-      onProgress: (read: number) => {
-        if (before + read < totalBytes) onProgress?.(progressAt(before + read));
-      },
-      ...(signal === undefined ? {} : { signal }),
-    };
+  for (const [path, extents] of byFile(targets)) {
+    const file = await ring.open(path, { mode: "read" });
     try {
-      done += (await file.read(inFile, follow)).bytes;
+      checkEnd(file, extents);
+      const before = done;
+      const { bytes } = await file.read(extents, {
+        onProgress: (read) => {
+          if (before + read < totalBytes) onProgress?.(progressAt(before + read));
+        },
+        ...(signal === undefined ? {} : { signal }),
+      });
+      done += bytes;
     } catch (error) {
       throw named(path, targets, error);
+    } finally {
+      await file.dispose().catch(() => {}); // nothing of a file that was only read can be lost
     }
   }
   const progress = progressAt(done);
@@ -96,14 +100,23 @@ export async function loadTensors(
   return progress;
 }
 
+/** A file that has become shorter since its header was read. */
+function checkEnd({ path, bytes }: DeviceFile, extents: readonly FileExtent[]): void {
+  const last = extents.at(-1) as FileExtent;
+  const end = last.offset + last.bytes;
+  if (bytes >= end) return;
+  throw badFile(path, `it has ${bytes} bytes, its tensors end at ${end}`, undefined, UNTOUCHED);
+}
+
 /** A file that ends too early, with the tensor in which it does. */
 function named(path: string, targets: readonly TensorTarget[], error: unknown): unknown {
   if (!(error instanceof LoramemError && error.is("IO"))) return error;
   const { errno, offset: at } = error.details;
   if (errno !== undefined || at === undefined) return error;
-  const cut = targets.find(
-    ({ entry: { file, offset, bytes } }) => file === path && offset <= at && at < offset + bytes,
-  );
+  // Reads begin at whole blocks, so the end may lie before the tensor that was wanted.
+  const cut = targets
+    .filter(({ entry: { file, offset, bytes } }) => file === path && offset + bytes > at)
+    .sort((a, b) => a.entry.offset - b.entry.offset)[0];
   const what = `the file ends at byte ${at}; it became shorter while it was read`;
   return badFile(path, what, cut?.entry.name, UNTOUCHED);
 }
