@@ -23,14 +23,12 @@ export interface Case {
   readonly settings: typeof SETTINGS;
 }
 
+/** Steps after which the data comes again. */
+const STEPS = 64;
+
 /** Makes the case of a shape in `parent`, unless it is there already, and gives its folder. */
-export async function makeCase(
-  parent: string,
-  shape: ShapeName,
-  seed: number,
-  steps: number,
-): Promise<string> {
-  const folder = join(parent, `${shape}-seed${seed}-steps${steps}`);
+export async function makeCase(parent: string, shape: ShapeName, seed: number): Promise<string> {
+  const folder = join(parent, `${shape}-seed${seed}`);
   if (existsSync(join(folder, "case.json"))) return folder;
   const { model, documents, tokens } = SHAPES[shape];
   const config = parseModelConfig(MODELS[model], "config.json");
@@ -38,12 +36,12 @@ export async function makeCase(
   const json = { ...MODELS[model], model_type: config.family, bos_token_id: 0, eos_token_id: 0 };
   await writeCheckpoint(join(folder, "model"), json, randomCheckpoint(config, seed));
   await writeRandomAdapter(join(folder, "adapter"), config, seed);
-  const ids = Array.from({ length: steps }, (_, step) =>
+  const ids = Array.from({ length: STEPS }, (_, step) =>
     markovBatch({ vocabSize: config.vocabSize, documents, tokens, seed, step }),
   ).flatMap((batch) => batch.map((document) => Buffer.from(document.ids.buffer)));
   await writeFile(join(folder, "tokens.i32"), Buffer.concat(ids));
   // Last: without it the case is not complete.
-  const record: Case = { shape, seed, steps, documents, tokens, settings: SETTINGS };
+  const record: Case = { shape, seed, steps: STEPS, documents, tokens, settings: SETTINGS };
   await writeFile(join(folder, "case.json"), `${JSON.stringify(record, null, 2)}\n`);
   return folder;
 }

@@ -58,7 +58,7 @@ interface Distance extends Row {
 
 const about = { bench: "peers/distance", seed, steps, reference, settings: SETTINGS };
 for (const shape of listOf(values.shapes) as ShapeName[]) {
-  const folder = await makeCase(values.folder, shape, seed, steps);
+  const folder = await makeCase(values.folder, shape, seed);
   const gradients = await mkdtemp(join(tmpdir(), "loramem-gradients-"));
   try {
     const own = join(gradients, "loramem.safetensors");
@@ -88,7 +88,7 @@ for (const shape of listOf(values.shapes) as ShapeName[]) {
   }
 }
 for (const shape of listOf(values.fp16) as ShapeName[]) {
-  const folder = await makeCase(values.folder, shape, seed, steps);
+  const folder = await makeCase(values.folder, shape, seed);
   const flags = { warm: 0, steps, device };
   const bf16 = await runLoramem(folder, "keep", flags, limit);
   const scaled = { precision: "fp16", "initial-scale": values["initial-scale"] };

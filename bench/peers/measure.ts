@@ -83,9 +83,9 @@ async function runLines(
   const rows = output.split("\n").flatMap((line): Row[] => {
     return line.startsWith("{") ? [JSON.parse(line)] : [];
   });
-  const lines = errors.trim().split("\n");
-  const said = lines.findLast((line) => /error/i.test(line)) ?? lines.at(-1) ?? "";
-  return { rows, failure: `${ending}: ${said.trim().slice(0, 300)}` };
+  const lines = errors.split("\n").map((line) => line.trim());
+  const said = lines.findLast((line) => /^(error|\w*Error|E[A-Z]+)\b.*:/.test(line)) ?? "";
+  return { rows, failure: `${ending}: ${said.slice(0, 300)}` };
 }
 
 /**

@@ -54,7 +54,7 @@ const [warm, steps, seed, limit] = [values.warm, values.steps, values.seed, valu
 for (const shape of listOf(values.shapes) as ShapeName[]) {
   const { model, documents, tokens } = SHAPES[shape];
   console.log(`${model}, ${documents} x ${tokens} tokens, ${warm} + ${steps} steps, seed ${seed}`);
-  const folder = await makeCase(values.folder, shape, seed, warm + steps);
+  const folder = await makeCase(values.folder, shape, seed);
   const flags = { warm, steps };
   const measured: Row[] = [];
   for (const policy of listOf(values.policies)) {
