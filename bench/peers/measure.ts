@@ -66,7 +66,8 @@ async function runLines(
   args: readonly string[],
   limit: number,
 ): Promise<{ rows: Row[]; failure: string }> {
-  const child = spawn(program, args, { stdio: ["ignore", "pipe", "pipe"] });
+  const env = { ...process.env, NO_COLOR: "1" };
+  const child = spawn(program, args, { env, stdio: ["ignore", "pipe", "pipe"] });
   const timer = setTimeout(() => child.kill("SIGKILL"), 1000 * limit);
   let [output, errors] = ["", ""];
   child.stdout.setEncoding("utf8").on("data", (text: string) => {
