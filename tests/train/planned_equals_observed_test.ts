@@ -1,4 +1,4 @@
-/** "Planned equals observed": proof (a) to (d) of ARCHITECTURE.md section 2 for 24 configurations. */
+/** "Planned equals observed": proof (a) to (d) of ARCHITECTURE.md section 2 for 25 configurations on every device. */
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import type { Precision } from "../../src/api/amp/precision.ts";
@@ -13,7 +13,14 @@ import { FitSearch } from "../../src/api/train/fit_run.ts";
 import type { Session } from "../../src/api/train/session.ts";
 import { shrunkSlots } from "../plan/shrunk_slots.ts";
 import { shadowRun } from "./shadow.ts";
-import { type Golden, openGolden, planGolden, readGolden } from "./support.ts";
+import {
+  type Golden,
+  KINDS,
+  openGolden,
+  planGolden,
+  readGolden,
+  type SessionSetup,
+} from "./support.ts";
 
 /** Golden case, precision, loss chunk (a divisor of the 78 labels), and save points or the share of the way from the
  * leanest to the fastest plan that the budget allows. Golden models have two layers. */
@@ -57,11 +64,11 @@ function fullDocuments(documents: readonly Document[]): Document[] {
 /** The save points of a configuration. */
 async function pointsOf(
   golden: Golden,
-  precision: Precision,
+  setup: Pick<SessionSetup, "device" | "precision">,
   lossChunkTokens: number,
   wanted: string | number,
 ): Promise<SavePoints> {
-  const { spec } = await planGolden(golden, { precision, dims: { lossChunkTokens } });
+  const { spec } = await planGolden(golden, { ...setup, dims: { lossChunkTokens } });
   if (typeof wanted === "string") return parsePoints(wanted, spec.config.layers);
   const profile = findProfile("cpu");
   assert.ok(profile !== null);
@@ -121,13 +128,17 @@ async function proveTouched(session: Session, documents: readonly Document[]): P
   assert.equal(aligned(highest), session.executor.plan.classes.activations);
 }
 
-for (const [name, precision, lossChunkTokens, wanted] of CONFIGURATIONS) {
+const onEveryDevice = KINDS.flatMap((device) =>
+  CONFIGURATIONS.map((configuration) => [device, ...configuration] as const),
+);
+for (const [device, name, precision, lossChunkTokens, wanted] of onEveryDevice) {
   const what = typeof wanted === "string" ? wanted : `budget ${wanted}`;
-  test(`Executor keeps to its plan: ${name}, ${precision}, loss chunk ${lossChunkTokens}, ${what}`, async () => {
+  test(`Executor keeps to its plan: ${device}, ${name}, ${precision}, loss chunk ${lossChunkTokens}, ${what}`, async () => {
     const golden = await readGolden(name);
-    const policy = await pointsOf(golden, precision, lossChunkTokens, wanted);
+    const policy = await pointsOf(golden, { device, precision }, lossChunkTokens, wanted);
     const documents = fullDocuments(golden.batches[0] ?? []);
     await using session = await openGolden(golden, {
+      device,
       policy,
       precision,
       dims: { lossChunkTokens },
@@ -154,8 +165,12 @@ for (const [name, precision, lossChunkTokens, wanted] of CONFIGURATIONS) {
 
 test("Executor takes no memory from the system and no heap after commit", async () => {
   const golden = await readGolden("llama");
-  for (const mode of ["graph", "eager"] as const) {
-    await using session = await openGolden(golden, { mode });
+  const setups = KINDS.flatMap((device) => [
+    { device, mode: "graph" } as const,
+    { device, mode: "eager" } as const,
+  ]);
+  for (const setup of setups) {
+    await using session = await openGolden(golden, setup);
     const step = async (index: number) => {
       const documents = golden.batches[index % golden.batches.length] ?? [];
       await session.trainStep(documents, golden.settings);
@@ -166,7 +181,7 @@ test("Executor takes no memory from the system and no heap after commit", async 
     const memory = counters(session);
     for (let index = 1; index < 60; index++) await step(index);
     assert.ok(session.executor.device.stats().kernelLaunches > before.kernelLaunches);
-    assert.deepEqual(counters(session), memory, mode);
+    assert.deepEqual(counters(session), memory, JSON.stringify(setup));
     const { plan } = session.executor;
     assert.ok(
       before.reserved - plan.deviceBytes < 3 * 4096,
