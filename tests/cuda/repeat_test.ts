@@ -47,20 +47,26 @@ for (const shape of NAMES) {
   for (const device of KINDS) {
     if (device === "cpu" && shape !== "small") continue;
     const [steps, last] = stepsOn(device);
-    test(`Session gives the same adapters for the same seed after ${steps} steps, and for any save points: ${device}, ${shape}`, {
+    let first: Awaited<ReturnType<typeof run>> | undefined;
+    test(`Session gives the same adapters for the same seed after ${steps} steps: ${device}, ${shape}`, {
       timeout: 280_000,
     }, async () => {
-      const first = await run(shape, { device, policy: "keep" }, steps, last);
+      first = await run(shape, { device, policy: "keep" }, steps, last);
       const again = await run(shape, { device, policy: "keep" }, steps);
       assert.deepEqual(again.losses, first.losses);
       assert.equal(again.adapters, first.adapters);
-      const leaner = await run(shape, { device, policy: "checkpoint" }, steps);
-      assert.equal(leaner.adapters, first.adapters);
       if (device === "cpu") return;
-      for (const { free } of [first, again, leaner]) assert.equal(free.size, 1, `${[...free]}`);
+      for (const { free } of [first, again]) assert.equal(free.size, 1, `${[...free]}`);
       const [from = 0, to = 0] = [first.losses[0], first.losses.at(-1)];
       assert.ok(from - to > 0.2, `it learns: ${from}, ${to}`);
       console.log(`${shape}: ${first.adapters.slice(0, 16)}, loss ${from} to ${to}`);
+    });
+    test(`Session gives the same adapters for any save points after ${steps} steps: ${device}, ${shape}`, {
+      timeout: 280_000,
+    }, async () => {
+      const leaner = await run(shape, { device, policy: "checkpoint" }, steps);
+      assert.deepEqual(leaner.losses, first?.losses);
+      assert.equal(leaner.adapters, first?.adapters);
     });
   }
 }
