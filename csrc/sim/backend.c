@@ -58,9 +58,11 @@ static int32_t delay(void *arg, int32_t status) {
 }
 
 static int32_t fault(void *arg, int32_t status) {
-  (void)arg;
+  lm_sim *sim = arg;
   (void)status;
-  return LM_ERR_DEVICE;
+  return sim->host.fail(sim->host.owner, LM_ERR_DEVICE,
+                        "the device failed: simulated fault at operation %llu: its memory is lost, start the program again",
+                        (unsigned long long)sim->options.fault_at);
 }
 
 /* What happens before a kernel, copy, fill or graph. */
@@ -71,7 +73,7 @@ static int32_t before(lm_sim *sim, lm_backend_stream *stream) {
     status = sim->api->stream_call(sim->inner, stream->inner, delay, (void *)(uintptr_t)stream->delay);
   }
   if (!status && atomic_fetch_add(&sim->operations, 1) + 1 == sim->options.fault_at) {
-    status = sim->api->stream_call(sim->inner, stream->inner, fault, NULL);
+    status = sim->api->stream_call(sim->inner, stream->inner, fault, sim);
   }
   return status;
 }
