@@ -123,6 +123,10 @@ static const lm_backend_api api = {
     .synchronize = lm_cuda_synchronize,
     .mem_reserve = lm_cuda_mem_reserve,
     .mem_release = lm_cuda_mem_release,
+    .range_reserve = lm_cuda_range_reserve,
+    .range_commit = lm_cuda_range_commit,
+    .range_decommit = lm_cuda_range_decommit,
+    .range_release = lm_cuda_range_release,
     .pinned_reserve = lm_cuda_pinned_reserve,
     .pinned_release = lm_cuda_pinned_release,
     .stream_create = lm_cuda_stream_create,
@@ -147,6 +151,10 @@ static const lm_backend_api api = {
     .graph_end = lm_cuda_graph_end,
     .graph_launch = lm_cuda_graph_launch,
     .graph_destroy = lm_cuda_graph_destroy,
+    .managed_reserve = lm_cuda_managed_reserve,
+    .managed_release = lm_cuda_managed_release,
+    .managed_advise = lm_cuda_managed_advise,
+    .managed_prefetch = lm_cuda_managed_prefetch,
 };
 
 /* A load inside a step would stop every stream and take memory, so it happens here. */
