@@ -6,7 +6,7 @@ import assert from "node:assert/strict";
 import type { Op, ProgramName } from "../../src/api/graph/program.ts";
 import { bytesOf, type MemoryClass, rootOf, type Value } from "../../src/api/graph/value.ts";
 import { hostView } from "../../src/api/memory/internal.ts";
-import { DeviceBuffer, type PinnedBuffer } from "../../src/api/memory/mod.ts";
+import type { DeviceBuffer, PinnedBuffer } from "../../src/api/memory/mod.ts";
 import type { Session } from "../../src/api/train/session.ts";
 
 const CLASSES = ["weights", "trainable", "activations", "host"] as const;
@@ -39,11 +39,9 @@ class Arenas implements Disposable {
       const anyValue =
         plan.resident.find((value) => value.memory === memoryClass) ?? activationOf(session, name);
       const { buffer } = session.executor.locate(anyValue);
-      if (device.kind === "cpu" || !(buffer instanceof DeviceBuffer)) {
-        return hostView(buffer, Uint8Array);
-      }
+      if (device.kind === "cpu" || memoryClass === "host") return hostView(buffer, Uint8Array);
       const host = device.createPinnedBuffer(buffer.bytes);
-      this.#copies.push({ device: buffer, host });
+      this.#copies.push({ device: buffer as DeviceBuffer, host });
       return host.view(Uint8Array);
     };
     this.memory = Object.fromEntries(CLASSES.map((c) => [c, view(c)])) as typeof this.memory;
