@@ -81,10 +81,11 @@ async function steps(count: number): Promise<number> {
 }
 await steps(Number(values.warm));
 if (onGpu) driver.push(opened.freeBefore - freeBytes(device));
+const end = Number(values.warm) + Number(values.steps);
 const stretch = Math.max(1, Math.floor(Number(values.steps) / STRETCHES));
 const seconds: number[] = [];
-while (losses.length < Number(values.warm) + Number(values.steps)) {
-  seconds.push(await steps(stretch));
+while (losses.length < end) {
+  seconds.push(await steps(Math.min(stretch, end - losses.length)));
   if (onGpu) driver.push(opened.freeBefore - freeBytes(device));
 }
 const median = seconds.toSorted((a, b) => a - b)[seconds.length >> 1] as number;

@@ -42,7 +42,7 @@ def load(case, words, device):
     if "liger" in words:
         apply_liger(config.model_type)
     dtype = torch.float32 if "fp32" in words else torch.bfloat16
-    options = dict(dtype=dtype, attn_implementation="sdpa", device_map={"": device})
+    options = dict(dtype=dtype, attn_implementation="sdpa", device_map=device)
     model = transformers.AutoModelForCausalLM.from_pretrained(f"{case}/model", **options)
     model.config.use_cache = False
     options = dict(is_trainable=True, autocast_adapter_dtype="bf16a" not in words)
@@ -123,12 +123,13 @@ def run(args, setting):
     warm_seconds = time.perf_counter() - started
     # The host runs ahead of the device within a stretch, which suits PEFT best.
     seconds, stretch = [], max(1, args.steps // STRETCHES)
-    while len(losses) < args.warm + args.steps:
+    while (left := args.warm + args.steps - len(losses)) > 0:
+        count = min(stretch, left)
         started = time.perf_counter()
-        for _ in range(stretch):
+        for _ in range(count):
             step()
         synchronize()
-        seconds.append((time.perf_counter() - started) / stretch)
+        seconds.append((time.perf_counter() - started) / count)
     median = sorted(seconds)[len(seconds) // 2]
     row = {
         "system": "peft",
