@@ -280,6 +280,16 @@ static int32_t sim_managed_prefetch(lm_backend *base, lm_backend_stream *stream,
   return self(base)->api->managed_prefetch(self(base)->inner, stream->inner, memory, bytes, to_host);
 }
 
+static int32_t sim_range_push(lm_backend *base, const char *name) {
+  const lm_sim *sim = self(base);
+  return sim->api->range_push ? sim->api->range_push(sim->inner, name) : 0;
+}
+
+static void sim_range_pop(lm_backend *base) {
+  const lm_sim *sim = self(base);
+  if (sim->api->range_pop) sim->api->range_pop(sim->inner);
+}
+
 static const lm_file_calls *sim_file_calls(lm_backend *base) {
   return &self(base)->files.calls;
 }
@@ -319,6 +329,8 @@ static const lm_backend_api api = {
     .managed_release = sim_managed_release,
     .managed_advise = sim_managed_advise,
     .managed_prefetch = sim_managed_prefetch,
+    .range_push = sim_range_push,
+    .range_pop = sim_range_pop,
     .file_calls = sim_file_calls,
 };
 

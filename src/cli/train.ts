@@ -38,7 +38,8 @@ async function train(settings: RunSettings): Promise<number> {
   );
   print(
     `${trainer.parameters} trained parameters, ${trainer.totalSteps} steps of ${options.batchSize} documents, ` +
-      `${trainer.tokensPerMicroBatch} tokens at once, save points ${trainer.savePoints}`,
+      `${trainer.tokensPerMicroBatch} tokens at once, save points ${trainer.savePoints}` +
+      (trainer.weights === "stream" ? ", weights streamed from host memory" : ""),
   );
   print(
     `${formatBytes(trainer.plan.deviceBytes)} on the device, known before the first step:\n${trainer.plan}`,
@@ -75,15 +76,18 @@ async function runSteps(
   signal: AbortSignal,
 ): Promise<void> {
   const { totalSteps, stepsPerEpoch, options, stepsDone: first } = trainer;
-  let [tokens, seconds] = [0, 0];
+  let [tokens, seconds, waited] = [0, 0, 0];
   for await (const step of trainer.steps({ signal })) {
     tokens += step.tokens;
     seconds += step.seconds;
+    waited += step.inputWaitSeconds;
     const left = (seconds / (step.step - first)) * (totalSteps - step.step);
     const skipped = step.skipped ? `skipped at loss scale ${step.lossScale}  ` : "";
+    const { modelFlopUtilization: share } = step;
+    const utilization = share === null ? "" : `  ${(100 * share).toFixed(1)} % MFU`;
     const text =
       `step ${step.step}/${totalSteps}  loss ${step.loss.toFixed(4)}  ${skipped}` +
-      `${Math.round(tokens / seconds)} tokens/s  ${formatDuration(left)} left`;
+      `${Math.round(tokens / seconds)} tokens/s${utilization}  ${formatDuration(left)} left`;
     const last = step.step === totalSteps;
     line.show(text, last);
     if (options.evalData === undefined || (!last && step.step % stepsPerEpoch !== 0)) continue;
@@ -91,6 +95,20 @@ async function runSteps(
     print(`Evaluation loss after epoch ${step.epoch}: ${(await trainer.evaluate()).toFixed(4)}`);
   }
   line.end();
+  if (seconds > 0) print(describePerformance(trainer, waited));
+}
+
+/** What the steps amounted to, and the memory in use beside the plan. */
+function describePerformance(trainer: LoraTrainer, waited: number): string {
+  const { seconds, tokensPerSecond, modelFlopUtilization, memory } = trainer.performance();
+  const share =
+    modelFlopUtilization === null ? "" : `, ${(100 * modelFlopUtilization).toFixed(1)} % MFU`;
+  const driver = memory.driver === null ? "" : `, ${formatBytes(memory.driver)} by the driver`;
+  return (
+    `On the device: ${Math.round(tokensPerSecond)} tokens/s${share}, ` +
+    `${((100 * waited) / seconds).toFixed(2)} % of the time waiting for input; memory in use ` +
+    `${formatBytes(memory.reserved)}, ${formatBytes(trainer.plan.deviceBytes)} planned${driver}`
+  );
 }
 
 async function printSamples(
@@ -113,6 +131,7 @@ function describeRun(trainer: LoraTrainer): unknown {
     options: trainer.options,
     chosen: {
       device: trainer.device.info(),
+      weights: trainer.weights,
       savePoints: trainer.savePoints,
       tokensPerMicroBatch: trainer.tokensPerMicroBatch,
       planBytes: trainer.plan.classes,

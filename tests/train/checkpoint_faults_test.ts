@@ -5,6 +5,7 @@ import { join } from "node:path";
 import { after, test } from "node:test";
 import type { LoramemError, SimFileOptions } from "../../mod.ts";
 import { bytesOf } from "../../src/api/graph/value.ts";
+import type { PinnedBuffer } from "../../src/api/memory/mod.ts";
 import { Snapshot } from "../../src/api/train/snapshot.ts";
 import { temporary } from "../cli/support.ts";
 import { filesIn, openRig, referenceFiles } from "./checkpoint_rig.ts";
@@ -124,8 +125,8 @@ test("Snapshot.take() copies what the session has enqueued, however late that is
   // Mutant: the copy stream does not wait for the session's.
   snapshot.take();
   await snapshot.stream.done();
-  const { buffer, offset } = executor.locateHost(moment.copy);
-  const copied = buffer.view(Float32Array, offset, bytesOf(moment.copy) / 4);
+  const { buffer, offset } = executor.locate(moment.copy);
+  const copied = (buffer as PinnedBuffer).view(Float32Array, offset, bytesOf(moment.copy) / 4);
   assert.ok(copied.every((value) => value === 0));
   await snapshot.dispose();
 });

@@ -20,6 +20,7 @@ import { identify } from "./run_identity.ts";
 import {
   dimsOf,
   fitOptions,
+  hostBudgetOf,
   loraOf,
   programsOf,
   readProfile,
@@ -88,7 +89,13 @@ export async function openRun(raw: unknown): Promise<OpenedRun> {
     programs: programsOf(options),
     snapshot: saves,
   };
-  const search = new FitSearch(spec, fitOptions(planned, config, profile, step));
+  const hostBudget = hostBudgetOf(
+    planned,
+    budgetBytes(planned.hostMemoryBudget),
+    backend === "cpu",
+    Number(info.hostMemoryFree ?? info.memoryFree),
+  );
+  const search = new FitSearch(spec, fitOptions(planned, config, profile, step, hostBudget));
   const session = commitWithin(
     budgetBytes(options.memoryBudget),
     () => freeBytes(device.info()),

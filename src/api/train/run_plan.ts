@@ -15,7 +15,7 @@ import {
   type ProgramSet,
   type StepDims,
 } from "../nn/programs.ts";
-import { type DecoderWeights, layoutWeights } from "../nn/weights.ts";
+import { type DecoderWeights, layoutWeights, streamLayers } from "../nn/weights.ts";
 import { makePlan, type Plan, type PlanInput } from "../plan/plan.ts";
 import { type SavePoints, type SavePolicy, uniform } from "../plan/save_points.ts";
 
@@ -29,9 +29,20 @@ export interface RunSpec {
   readonly backend: Backend;
   readonly dims: StepDims;
   readonly programs: readonly ProgramName[];
+  /** Default `"resident"`. */
+  readonly weights?: WeightPlace;
   /** Whether checkpoints are written, which takes host memory for one copy of the state. Default false. */
   readonly snapshot?: boolean;
 }
+
+/**
+ * Where the weights of the decoder layers are: all of them on the device, or in page-locked host memory, from where they
+ * come layer by layer, one ahead of the layer that computes.
+ */
+export type WeightPlace = "resident" | "stream";
+
+/** Every place of the weights, fastest first. */
+export const WEIGHT_PLACES: readonly WeightPlace[] = ["resident", "stream"];
 
 /** Page-locked host blocks. */
 export interface Staging {
@@ -74,7 +85,8 @@ export function modelParts(spec: RunSpec, savePoints: SavePoints): ModelParts {
   const type = activationType(spec.precision);
   const positions = Math.max(dims.tokensPerMicroBatch, dims.contextTokens);
   const dtypeOf = (tensor: string) => weightType(spec.precision, spec.dtypeOf(tensor));
-  const weights = layoutWeights(config, dtypeOf, positions);
+  const resident = layoutWeights(config, dtypeOf, positions);
+  const weights = spec.weights === "stream" ? streamLayers(resident) : resident;
   const adapters = layoutAdapters(config, spec.targets, type);
   return { config, weights, adapters, type, dims, savePoints, backend };
 }
@@ -95,14 +107,18 @@ export function planRun(
   const set = buildPrograms(parts, spec.programs);
   const like = (name: string, { dtype, shape }: Value, memory: MemoryClass) =>
     makeValue(name, dtype, shape, { memory });
-  const host = (name: string, of: Value) => like(name, of, "staging");
+  const hostLike = (name: string, of: Value) => like(name, of, "staging");
   const staging: Staging = {
-    batches: [host("staging.batch0", set.batch.block), host("staging.batch1", set.batch.block)],
-    generation: set.generation === null ? null : host("staging.generation", set.generation.block),
+    batches: [
+      hostLike("staging.batch0", set.batch.block),
+      hostLike("staging.batch1", set.batch.block),
+    ],
+    generation:
+      set.generation === null ? null : hostLike("staging.generation", set.generation.block),
     token: makeValue("staging.token", "i32", [1], { memory: "staging" }),
-    control: host("staging.control", adapters.control),
-    scaler: adapters.scaler === null ? null : host("staging.scaler", adapters.scaler),
-    metrics: host("staging.metrics", adapters.metrics),
+    control: hostLike("staging.control", adapters.control),
+    scaler: adapters.scaler === null ? null : hostLike("staging.scaler", adapters.scaler),
+    metrics: hostLike("staging.metrics", adapters.metrics),
     transfer: makeValue("staging.transfer", "f32", [TRANSFER_BYTES / 4], { memory: "staging" }),
   };
   const blocks = [
@@ -117,13 +133,9 @@ export function planRun(
     value,
     copy: like(`snapshot.${value.name}`, value, "host"),
   }));
-  const resident = [
-    ...weights.values,
-    ...adapters.values,
-    ...blocks,
-    staging.transfer,
-    ...snapshot.map(({ copy }) => copy),
-  ];
+  const copies = snapshot.map(({ copy }) => copy);
+  const host = [...blocks, staging.transfer, ...set.offloaded, ...copies];
+  const resident = [...weights.values, ...adapters.values, ...host];
   const plan = makePlan({
     programs: set.programs,
     resident: resident.filter((value) => value !== null),

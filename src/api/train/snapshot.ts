@@ -52,7 +52,7 @@ export class Snapshot {
     this.#copied = undo.use(executor.device.createEvent());
     this.stream = executor.device.createStream();
     this.parts = run.snapshot.map(({ value, copy }) => {
-      const { buffer, offset } = executor.locateHost(copy);
+      const { buffer, offset } = executor.locate(copy);
       return partOf(value, buffer, offset);
     });
     undo.move();
@@ -68,7 +68,7 @@ export class Snapshot {
     this.stream.waitEvent(this.#updated);
     for (const { value, copy } of run.snapshot) {
       const from = executor.locate(value);
-      const to = executor.locateHost(copy);
+      const to = executor.locate(copy);
       const place = { bytes: bytesOf(value), dstOffset: to.offset, srcOffset: from.offset };
       this.stream.copy(to.buffer, from.buffer, place);
     }

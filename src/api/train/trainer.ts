@@ -7,7 +7,7 @@ import { shuffledOrder } from "../data/order.ts";
 import type { Tokenizer } from "../data/tokenizer.ts";
 import { generateTokens } from "../generate/generate.ts";
 import { writeAdapter } from "../io/adapter.ts";
-import type { Device } from "../memory/mod.ts";
+import type { Device, PerformanceSummary } from "../memory/mod.ts";
 import { linearModules } from "../nn/config_tensors.ts";
 import { compressTargets, type LoraConfig } from "../nn/lora_config.ts";
 import type { Plan } from "../plan/plan.ts";
@@ -18,6 +18,7 @@ import type { CheckpointState } from "./checkpoint_state.ts";
 import type { Checkpoints, Position } from "./checkpoints.ts";
 import type { ResolvedOptions, TrainOptions } from "./options.ts";
 import { stepCounts } from "./run_inputs.ts";
+import type { WeightPlace } from "./run_plan.ts";
 import type { OptimizerSettings, Session } from "./session.ts";
 
 /** What one optimizer step did. */
@@ -44,6 +45,15 @@ export interface StepInfo {
   /** Wall-clock seconds of the step. */
   readonly seconds: number;
   readonly tokensPerSecond: number;
+  /** Seconds on the device, from the first kernel to the end of the update. */
+  readonly deviceSeconds: number;
+  /** Seconds of them in which the device waited for input. */
+  readonly inputWaitSeconds: number;
+  /**
+   * Model FLOP utilisation: arithmetic of the step, recomputation left out, over device seconds and the peak rate of the
+   * device's profile (`peak`, or `matrix` where it has none). 0 to 1.
+   */
+  readonly modelFlopUtilization: number | null;
 }
 
 /** Everything that `open` puts together. */
@@ -131,6 +141,11 @@ export class LoraTrainer {
     return describePoints(this.#run.session.run.savePoints);
   }
 
+  /** Where the weights of the layers are. */
+  get weights(): WeightPlace {
+    return this.#run.session.run.spec.weights ?? "resident";
+  }
+
   /** Tokens that are computed at once. */
   get tokensPerMicroBatch(): number {
     return this.#run.session.run.spec.dims.tokensPerMicroBatch;
@@ -139,6 +154,11 @@ export class LoraTrainer {
   /** Parameters that are trained. */
   get parameters(): number {
     return this.#run.session.run.adapters.parameters;
+  }
+
+  /** The training steps of this trainer together, timed on the device, and the memory in use now. Asks the driver. */
+  performance(): PerformanceSummary {
+    return this.#run.session.performance();
   }
 
   /** Optimizer steps in one pass over the data. */
@@ -307,20 +327,22 @@ export class LoraTrainer {
 
   async #step(): Promise<StepInfo> {
     const { options, session } = this.#run;
-    if (this.#batches.length === 0) this.#queueEpoch();
+    while (this.#batches.length < 2) this.#queueEpoch();
     const { epoch, documents } = this.#batches.shift() as {
       epoch: number;
       documents: readonly Document[];
     };
     this.#settings ??= { ...options, totalSteps: this.totalSteps };
     const started = performance.now();
-    const result = await session.trainStep(documents, this.#settings);
+    const next = session.steps + 1 < this.totalSteps ? this.#batches[0]?.documents : null;
+    const result = await session.trainStep(documents, this.#settings, next);
     const seconds = (performance.now() - started) / 1000;
     checkStep(session.steps, result, options);
     const tokens = documents.reduce((sum, document) => sum + document.ids.length, 0);
     const tokensPerSecond = tokens / seconds;
     const { badTensor: _, ...measured } = result;
-    return { step: session.steps, epoch, ...measured, tokens, seconds, tokensPerSecond };
+    const speed = { tokens, seconds, tokensPerSecond, ...session.times };
+    return { step: session.steps, epoch, ...measured, ...speed };
   }
 
   /** Where the next step stands in the order of the data. */
