@@ -3,6 +3,7 @@ import { mkdir, mkdtemp, rmdir, writeFile } from "node:fs/promises";
 import { dirname, join, resolve } from "node:path";
 import process from "node:process";
 import type { Command } from "commander";
+import type { LoadProgress } from "../api/io/load_tensors.ts";
 import { formatBytes } from "../api/plan/report.ts";
 import type { Notice } from "../api/train/notice.ts";
 import { LoraTrainer } from "../api/train/trainer.ts";
@@ -31,7 +32,10 @@ async function train(settings: RunSettings): Promise<number> {
     line.end();
     print(message);
   };
-  await using trainer = await LoraTrainer.open({ ...options, onNotice });
+  await using trainer = await LoraTrainer.open(
+    { ...options, onNotice },
+    { onProgress: (progress) => line.show(describeLoad(progress), isLoaded(progress)) },
+  );
   const { noCuda } = trainer.device.info();
   print(
     `Device ${trainer.device.kind}${noCuda === undefined ? "" : ` (${noCuda})`}, ${trainer.options.precision}`,
@@ -67,6 +71,19 @@ async function train(settings: RunSettings): Promise<number> {
     );
   print(`Adapter written to ${folder}`);
   return stop.exitCode;
+}
+
+function isLoaded({ bytes, totalBytes }: LoadProgress): boolean {
+  return bytes === totalBytes;
+}
+
+function describeLoad(progress: LoadProgress): string {
+  const { bytes, totalBytes, seconds, bytesPerSecond } = progress;
+  const rate = `${(bytesPerSecond / 1e9).toFixed(2)} GB/s`;
+  if (isLoaded(progress)) {
+    return `Loaded ${formatBytes(bytes)} of weights in ${seconds.toFixed(1)} s, ${rate}`;
+  }
+  return `loading ${formatBytes(bytes)} of ${formatBytes(totalBytes)}  ${rate}`;
 }
 
 async function runSteps(

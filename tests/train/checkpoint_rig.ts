@@ -45,7 +45,7 @@ export async function openRig(dir: string, options: DeviceOptions = {}): Promise
   const session = Session.commit(device, run, "graph"); // the first stream is the session's
   undo.defer(() => session.dispose());
   const ring = undo.use(device.createFileRing(RING));
-  await loadWeights(session.executor, run, files);
+  await loadWeights(session.executor, run, files, ring);
   await importAdapters(session.executor, run, golden.adapter0.tensors);
   const notices: Notice[] = [];
   const about = {

@@ -132,6 +132,9 @@ export interface SessionSetup {
   readonly snapshot?: boolean;
 }
 
+/** Enough for models of a test. */
+export const SMALL_RING = { slots: 4, slotBytes: 1 << 16, threads: 2 };
+
 /** Sizes that hold a golden batch in one micro-batch. */
 function goldenDims({ rows, sequence }: Golden): StepDims {
   return {
@@ -174,7 +177,8 @@ export async function openGolden(
   const { device: kind = "cpu", threads = 2, sim } = setup;
   const device = await Device.open(kind, { threads, ...sim });
   const session = Session.commit(device, run, setup.mode ?? "graph", setup.scaler);
-  await loadWeights(session.executor, run, files);
+  await using ring = device.createFileRing(SMALL_RING);
+  await loadWeights(session.executor, run, files, ring);
   await importAdapters(session.executor, run, golden.adapter0.tensors);
   return Object.assign(session, {
     async [Symbol.asyncDispose]() {

@@ -140,6 +140,11 @@ export class Executor {
     await this.#reserved.copies?.done();
   }
 
+  /** The activations as plain memory: they hold nothing between programs. */
+  get workspace(): DeviceBuffer {
+    return this.#reserved.arenas.get("activations") as DeviceBuffer;
+  }
+
   /** A typed view over a staging value. */
   hostView<T>(
     value: Value,

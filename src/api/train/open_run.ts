@@ -3,6 +3,7 @@
 import { LoramemError } from "../../ffi/error.ts";
 import { choosePrecision } from "../amp/precision.ts";
 import { type Adapter, readAdapter } from "../io/adapter.ts";
+import type { LoadOptions } from "../io/load_tensors.ts";
 import { openSafetensors } from "../io/safetensors.ts";
 import { Device, type DeviceInfo } from "../memory/mod.ts";
 import { readModelConfig } from "../nn/config.ts";
@@ -36,7 +37,7 @@ import type { OpenedRun } from "./trainer.ts";
 const RETRY_SHARE = 0.95;
 
 /** Opens a run; nothing stays open if it fails. */
-export async function openRun(raw: unknown): Promise<OpenedRun> {
+export async function openRun(raw: unknown, load: LoadOptions): Promise<OpenedRun> {
   const options = resolveOptions(raw);
   checkRunDir(options);
   const config = await readModelConfig(options.model);
@@ -103,7 +104,7 @@ export async function openRun(raw: unknown): Promise<OpenedRun> {
     (run) => Session.commit(device, run, options.execution, scalerOf(options)),
   );
   undo.defer(() => session.dispose());
-  await loadWeights(session.executor, session.run, files);
+  await loadWeights(session.executor, session.run, files, ring, load);
   const resumed = (await setup?.load(session)) ?? null;
   if (resumed === null) await loadAdapters(session, options, adapter);
   const checkpoints = (await setup?.start(session, resumed)) ?? null;
