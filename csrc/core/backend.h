@@ -21,6 +21,9 @@ extern "C" {
 /* Raised when lm_backend_api, lm_host or a kernel's argument struct changes; a plugin of another version is refused. */
 #define LM_BACKEND_VERSION 3u
 
+/* What memory comes and goes by in a range: what drivers hand out. */
+#define LM_RANGE_PAGE UINT64_C(0x200000)
+
 typedef struct lm_backend lm_backend;
 typedef struct lm_backend_stream lm_backend_stream;
 typedef struct lm_backend_event lm_backend_event;
@@ -80,6 +83,15 @@ typedef struct lm_backend_api {
   /* Device memory, 4096-byte aligned, touched. release is called when no stream uses the memory any more. */
   void *(*mem_reserve)(lm_backend *backend, uint64_t bytes);
   void (*mem_release)(lm_backend *backend, void *memory, uint64_t bytes);
+  /* A range: addresses of device memory without memory behind them, LM_RANGE_PAGE-aligned; bytes are multiples of it. Reserve
+   * writes how many it took: several times the memory of the device, so that no search for a place ends for want of
+   * addresses; it fails with LM_ERR_UNSUPPORTED where the device cannot do this. Commit puts memory, content undefined, behind
+   * pages that have none: all of them or none. Decommit takes it away from pages that no stream uses any more. Release is
+   * called when no page has memory. */
+  void *(*range_reserve)(lm_backend *backend, uint64_t *bytes);
+  int32_t (*range_commit)(lm_backend *backend, void *memory, uint64_t bytes);
+  void (*range_decommit)(lm_backend *backend, void *memory, uint64_t bytes);
+  void (*range_release)(lm_backend *backend, void *memory, uint64_t bytes);
   /* Page-locked host memory, page-aligned, touched. */
   void *(*pinned_reserve)(lm_backend *backend, uint64_t bytes, int32_t flags);
   void (*pinned_release)(lm_backend *backend, void *memory, uint64_t bytes);
@@ -116,6 +128,11 @@ typedef struct lm_backend_api {
   /* graph_launch: the graph stays alive until its launches have run. */
   int32_t (*graph_launch)(lm_backend *backend, lm_backend_graph *graph, lm_backend_stream *stream);
   void (*graph_destroy)(lm_backend *backend, lm_backend_graph *graph);
+
+  /* Named ranges of the calling thread for profilers, optional: NULL = the backend has none, and then both are NULL.
+   * range_push: @return 1 if a profiler listens, 0 if not: then nothing was pushed */
+  int32_t (*range_push)(lm_backend *backend, const char *name);
+  void (*range_pop)(lm_backend *backend);
 
   /* Managed memory, optional: NULL = the backend has none, and then all four are NULL. Reserve refuses more than is free on
    * the device with LM_ERR_OUT_OF_MEMORY. Release is called when no stream uses the memory any more. */
@@ -157,6 +174,7 @@ typedef struct lm_sim_options {
   uint64_t file_most;    /* bytes that one pread or pwrite moves; 0 = no limit */
   uint64_t file_kill_at; /* the process is killed before this file call */
   char file_log[256];    /* a file that every file call is written to, see csrc/sim/files.c; "" = none */
+  uint64_t no_ranges;    /* 1 = range_reserve says that the device cannot do it */
   uint32_t delay_count;
   uint32_t delays[16]; /* microseconds before each operation, by order of stream creation; streams beyond it: none */
 } lm_sim_options;

@@ -361,6 +361,15 @@ LM_API int32_t lm_graph_launch(lm_graph *graph, lm_stream *stream);
 LM_API int32_t lm_graph_nodes(lm_graph *graph);
 LM_API void lm_graph_destroy(lm_graph *graph);
 
+/* lm_range_push: open a named range on the calling thread. A profiler that listens (Nsight, through NVTX) shows it around the
+ * work that is enqueued inside; in debug mode the snapshot lists it. Ranges nest. Cheap where nobody listens.
+ *   name  zero-terminated, copied
+ * @return 1 if anyone listens; 0 if nobody does, and then there is nothing to pop */
+LM_API int32_t lm_range_push(lm_ctx *ctx, const char *name);
+
+/* lm_range_pop: close the innermost range of the calling thread. */
+LM_API int32_t lm_range_pop(lm_ctx *ctx);
+
 #include "loramem_kernels.h"
 #include "loramem_training.h"
 #include "loramem_files.h"

@@ -58,9 +58,11 @@ static int32_t delay(void *arg, int32_t status) {
 }
 
 static int32_t fault(void *arg, int32_t status) {
-  (void)arg;
+  lm_sim *sim = arg;
   (void)status;
-  return LM_ERR_DEVICE;
+  return sim->host.fail(sim->host.owner, LM_ERR_DEVICE,
+                        "the device failed: simulated fault at operation %llu: its memory is lost, start the program again",
+                        (unsigned long long)sim->options.fault_at);
 }
 
 /* What happens before a kernel, copy, fill or graph. */
@@ -71,7 +73,7 @@ static int32_t before(lm_sim *sim, lm_backend_stream *stream) {
     status = sim->api->stream_call(sim->inner, stream->inner, delay, (void *)(uintptr_t)stream->delay);
   }
   if (!status && atomic_fetch_add(&sim->operations, 1) + 1 == sim->options.fault_at) {
-    status = sim->api->stream_call(sim->inner, stream->inner, fault, NULL);
+    status = sim->api->stream_call(sim->inner, stream->inner, fault, sim);
   }
   return status;
 }
@@ -102,6 +104,29 @@ static void *sim_mem_reserve(lm_backend *base, uint64_t bytes) {
 static void sim_mem_release(lm_backend *base, void *memory, uint64_t bytes) {
   self(base)->api->mem_release(self(base)->inner, memory, bytes);
   sleep_for(self(base)->options.driver_delay);
+}
+
+static void *sim_range_reserve(lm_backend *base, uint64_t *bytes) {
+  lm_sim *sim = self(base);
+  if (fails(sim, LM_ERR_OUT_OF_MEMORY, "range_reserve")) return NULL;
+  if (!sim->options.no_ranges) return sim->api->range_reserve(sim->inner, bytes);
+  sim->host.fail(sim->host.owner, LM_ERR_UNSUPPORTED, "range_reserve: the device cannot map memory page by page");
+  return NULL;
+}
+
+static int32_t sim_range_commit(lm_backend *base, void *memory, uint64_t bytes) {
+  if (fails(self(base), LM_ERR_OUT_OF_MEMORY, "range_commit")) return LM_ERR_OUT_OF_MEMORY;
+  sleep_for(self(base)->options.driver_delay);
+  return self(base)->api->range_commit(self(base)->inner, memory, bytes);
+}
+
+static void sim_range_decommit(lm_backend *base, void *memory, uint64_t bytes) {
+  self(base)->api->range_decommit(self(base)->inner, memory, bytes);
+  sleep_for(self(base)->options.driver_delay);
+}
+
+static void sim_range_release(lm_backend *base, void *memory, uint64_t bytes) {
+  self(base)->api->range_release(self(base)->inner, memory, bytes);
 }
 
 static void unpin(lm_sim *sim, uint64_t bytes) {
@@ -280,6 +305,16 @@ static int32_t sim_managed_prefetch(lm_backend *base, lm_backend_stream *stream,
   return self(base)->api->managed_prefetch(self(base)->inner, stream->inner, memory, bytes, to_host);
 }
 
+static int32_t sim_range_push(lm_backend *base, const char *name) {
+  const lm_sim *sim = self(base);
+  return sim->api->range_push ? sim->api->range_push(sim->inner, name) : 0;
+}
+
+static void sim_range_pop(lm_backend *base) {
+  const lm_sim *sim = self(base);
+  if (sim->api->range_pop) sim->api->range_pop(sim->inner);
+}
+
 static const lm_file_calls *sim_file_calls(lm_backend *base) {
   return &self(base)->files.calls;
 }
@@ -291,6 +326,10 @@ static const lm_backend_api api = {
     .synchronize = sim_synchronize,
     .mem_reserve = sim_mem_reserve,
     .mem_release = sim_mem_release,
+    .range_reserve = sim_range_reserve,
+    .range_commit = sim_range_commit,
+    .range_decommit = sim_range_decommit,
+    .range_release = sim_range_release,
     .pinned_reserve = sim_pinned_reserve,
     .pinned_release = sim_pinned_release,
     .stream_create = sim_stream_create,
@@ -319,6 +358,8 @@ static const lm_backend_api api = {
     .managed_release = sim_managed_release,
     .managed_advise = sim_managed_advise,
     .managed_prefetch = sim_managed_prefetch,
+    .range_push = sim_range_push,
+    .range_pop = sim_range_pop,
     .file_calls = sim_file_calls,
 };
 
@@ -357,9 +398,10 @@ int lm_sim_parse(const char *device, lm_sim_options *options) {
   } fields[] = {
       {"fail_at=", &options->fail_at},           {"fault_at=", &options->fault_at},
       {"heap_fail_at=", &options->heap_fail_at}, {"pinned_limit=", &options->pinned_limit},
-      {"driver_delay=", &options->driver_delay}, {"file_fail_at=", &options->file_fail_at},
-      {"file_fails=", &options->file_fails},     {"file_error=", &options->file_error},
-      {"file_most=", &options->file_most},       {"file_kill_at=", &options->file_kill_at}};
+      {"driver_delay=", &options->driver_delay}, {"no_ranges=", &options->no_ranges},
+      {"file_fail_at=", &options->file_fail_at}, {"file_fails=", &options->file_fails},
+      {"file_error=", &options->file_error},     {"file_most=", &options->file_most},
+      {"file_kill_at=", &options->file_kill_at}};
   const size_t count = sizeof fields / sizeof *fields;
   const char *text = device + 4;
   for (;;) {

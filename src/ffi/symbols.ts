@@ -113,6 +113,8 @@ export const SYMBOLS = {
   lm_graph_nodes: { args: ["ptr"], ret: "i32" },
   lm_graph_destroy: { args: ["ptr"], ret: "void" },
 
+  lm_range_push: { args: ["ptr", "buf"], ret: "i32" },
+  lm_range_pop: { args: ["ptr"], ret: "i32" },
   lm_file_ring_create: { args: ["ptr", "u64", "i32", "i32"], ret: "ptr" },
   lm_file_ring_destroy: { args: ["ptr"], ret: "void" },
   lm_file_ring_stats_get: { args: ["ptr", "buf"], ret: "i32" },

@@ -11,6 +11,7 @@ import { disposeWaiter, Event } from "./event.ts";
 import { createFileRing, disposeRings, type FileRing, type FileRingOptions } from "./file_ring.ts";
 import { endLeaks, type Leak, type LeakReport, leaksOf, noteMade, watchLeaks } from "./leaks.ts";
 import type { ManagedBuffer } from "./managed_buffer.ts";
+import { PerformanceMonitor, type PerformanceMonitorOptions } from "./performance_monitor.ts";
 import {
   createPinnedBuffer,
   type PinnedBuffer,
@@ -302,6 +303,32 @@ export class Device extends NativeObject implements AsyncDisposable {
    */
   createPinnedPool(options: PinnedPoolOptions = {}): PinnedPool {
     return createPinnedPool(this, options);
+  }
+
+  /**
+   * Makes a monitor that times steps on the device.
+   *
+   * @example Usage
+   * ```ts
+   * import { Device } from "./mod.ts";
+   * await using device = await Device.open("cpu");
+   * await using stream = device.createStream();
+   * using buffer = device.createBuffer(1 << 20);
+   * using monitor = device.createPerformanceMonitor({ peakFlops: 1e12 });
+   * monitor.begin(stream);
+   * stream.fill(buffer, 0);
+   * monitor.end(stream, { tokens: 4096, flops: 1e9 });
+   * await stream.done();
+   * const step = monitor.take();
+   * console.log(step?.seconds, step?.tokensPerSecond, step?.modelFlopUtilization);
+   * console.log(monitor.summary().memory.reserved);
+   * ```
+   *
+   * @param options What counts as all of the device's arithmetic.
+   * @throws {LoramemError} `BAD_ARGUMENT`, `DISPOSED`, `OUT_OF_MEMORY`.
+   */
+  createPerformanceMonitor(options: PerformanceMonitorOptions = {}): PerformanceMonitor {
+    return new PerformanceMonitor(this, options);
   }
 
   /**

@@ -32,6 +32,13 @@ export type {
 export type { Graph } from "./graph.ts";
 export type { Leak, LeakReport } from "./leaks.ts";
 export type { ManagedBuffer, MemoryAdvice, PrefetchOptions } from "./managed_buffer.ts";
+export type {
+  PerformanceMonitor,
+  PerformanceMonitorOptions,
+  PerformanceSummary,
+  StepPerformance,
+  StepWork,
+} from "./performance_monitor.ts";
 export type { PinnedBuffer, PinnedBufferOptions } from "./pinned_buffer.ts";
 export type {
   AcquireOptions,

@@ -1,6 +1,6 @@
 /**
- * Weights that are kept in another type than the checkpoint stores, converted on the device, in the slots that they were
- * loaded into. The activations, which hold nothing before the first step, are the workspace.
+ * Weights that are kept in another type than the checkpoint stores, converted on the device and put back where they were
+ * loaded to, on the device or on the host. The activations, which hold nothing before the first step, are the workspace.
  */
 import { LoramemError } from "../../ffi/error.ts";
 import { DTYPES, type DType } from "../graph/value.ts";
@@ -39,7 +39,9 @@ export async function convertWeights(
   const { stream, workspace } = executor;
   const scalerAt = Math.ceil((conversions.length * DTYPES.f32.bytes) / ALIGNMENT) * ALIGNMENT;
   const floatsAt = scalerAt + ALIGNMENT;
-  const most = Math.floor((workspace.bytes - floatsAt) / DTYPES.f32.bytes);
+  const half = Math.floor((workspace.bytes - floatsAt) / 2 / ALIGNMENT) * ALIGNMENT;
+  const pieceAt = floatsAt + half;
+  const most = half / DTYPES.f32.bytes;
   const scaler = workspace.as("f32", [8], { offset: scalerAt });
   kernels.scalerSet(scaler, kernels.scalerValues({ initScale: 1 }), { stream });
   stream.fill(workspace, 0, { bytes: scalerAt });
@@ -51,12 +53,23 @@ export async function convertWeights(
     const from = to + elements * (bytes - DTYPES[stored].bytes);
     const notFinite = workspace.as("f32", [1], { offset: index * DTYPES.f32.bytes });
     for (let at = 0; at < elements; at += most) {
-      const shape = [Math.min(most, elements - at)];
-      const floats = workspace.as("f32", shape, { offset: floatsAt });
-      const raw = buffer.as(stored, shape, { offset: from + at * DTYPES[stored].bytes });
-      const kept = buffer.as(value.dtype, shape, { offset: to + at * bytes });
+      const count = Math.min(most, elements - at);
+      const floats = workspace.as("f32", [count], { offset: floatsAt });
+      const raw = workspace.as(stored, [count], { offset: pieceAt });
+      const kept = workspace.as(value.dtype, [count], { offset: pieceAt });
+      const srcOffset = from + at * DTYPES[stored].bytes;
+      stream.copy(workspace, buffer, {
+        bytes: count * DTYPES[stored].bytes,
+        dstOffset: pieceAt,
+        srcOffset,
+      });
       kernels.cast(floats, raw, { stream });
       kernels.cast(kept, floats, { stream });
+      stream.copy(buffer, workspace, {
+        bytes: count * bytes,
+        dstOffset: to + at * bytes,
+        srcOffset: pieceAt,
+      });
       if (value.dtype !== "f16") continue;
       kernels.cast(floats, kept, { stream });
       kernels.scalerUnscale(floats, notFinite, scaler, { stream });
