@@ -152,6 +152,8 @@ void lm_cuda_graph_abandon(lm_backend_stream *stream);
 
 void *lm_cuda_mem_reserve(lm_backend *base, uint64_t bytes);
 void lm_cuda_mem_release(lm_backend *base, void *memory, uint64_t bytes);
+/* What the machine and the container can still give, the page cache included. */
+uint64_t lm_cuda_host_available(void);
 void *lm_cuda_pinned_reserve(lm_backend *base, uint64_t bytes, int32_t flags);
 void lm_cuda_pinned_release(lm_backend *base, void *memory, uint64_t bytes);
 

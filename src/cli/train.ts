@@ -32,7 +32,8 @@ async function train(settings: RunSettings): Promise<number> {
   );
   print(
     `${trainer.parameters} trained parameters, ${trainer.totalSteps} steps of ${options.batchSize} documents, ` +
-      `${trainer.tokensPerMicroBatch} tokens at once, save points ${trainer.savePoints}`,
+      `${trainer.tokensPerMicroBatch} tokens at once, save points ${trainer.savePoints}` +
+      (trainer.weights === "stream" ? ", weights streamed from host memory" : ""),
   );
   print(
     `${formatBytes(trainer.plan.deviceBytes)} on the device, known before the first step:\n${trainer.plan}`,
@@ -120,6 +121,7 @@ function describeRun(trainer: LoraTrainer): unknown {
     options: trainer.options,
     chosen: {
       device: trainer.device.info(),
+      weights: trainer.weights,
       savePoints: trainer.savePoints,
       tokensPerMicroBatch: trainer.tokensPerMicroBatch,
       planBytes: trainer.plan.classes,

@@ -8,7 +8,7 @@ import { bytesOf, type MemoryClass, rootOf, type Value } from "../../src/api/gra
 import { hostView } from "../../src/api/memory/internal.ts";
 import type { Session } from "../../src/api/train/session.ts";
 
-const CLASSES = ["weights", "trainable", "activations"] as const;
+const CLASSES = ["weights", "trainable", "activations", "host"] as const;
 
 /** What a shadow run saw. */
 export interface ShadowReport {
@@ -31,7 +31,7 @@ export async function shadowRun(
 ): Promise<ShadowReport> {
   const { executor } = session;
   const { plan } = executor;
-  await executor.stream.done();
+  await executor.done();
   const report: ShadowReport = {
     highest: 0,
     writable: new Set(),
@@ -40,6 +40,7 @@ export async function shadowRun(
   };
   const memory = Object.fromEntries(
     CLASSES.map((memoryClass) => {
+      if (plan.classes[memoryClass] === 0) return [memoryClass, new Uint8Array(0)];
       const anyValue =
         plan.resident.find((value) => value.memory === memoryClass) ?? activationOf(session, name);
       return [memoryClass, hostView(executor.locate(anyValue).buffer, Uint8Array)];
@@ -47,7 +48,7 @@ export async function shadowRun(
   ) as Record<MemoryClass, Uint8Array>;
 
   const rangesOf = (values: readonly Value[]): Ranges => {
-    const ranges: Ranges = { weights: [], trainable: [], activations: [], staging: [] };
+    const ranges: Ranges = { weights: [], trainable: [], activations: [], staging: [], host: [] };
     for (const value of values) {
       const start = plan.offset(value);
       ranges[value.memory].push([start, start + bytesOf(value)]);
@@ -67,7 +68,7 @@ export async function shadowRun(
       CLASSES.map((c) => [c, memory[c].slice()]),
     ) as typeof memory;
     launch();
-    await executor.stream.done();
+    await executor.done();
     for (const c of CLASSES) {
       outside(writable[c], memory[c].length, (start, end) => {
         const [now, then] = [memory[c].subarray(start, end), poisoned[c].subarray(start, end)];

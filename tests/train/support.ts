@@ -21,7 +21,7 @@ import type { SavePoints, SavePolicy } from "../../src/api/plan/save_points.ts";
 import type { ExecutionMode } from "../../src/api/run/executor.ts";
 import { importAdapters } from "../../src/api/train/adapter_state.ts";
 import { loadWeights, storedType } from "../../src/api/train/load_weights.ts";
-import { planRun, type RunPlan } from "../../src/api/train/run_plan.ts";
+import { planRun, type RunPlan, type WeightPlace } from "../../src/api/train/run_plan.ts";
 import { type OptimizerSettings, Session } from "../../src/api/train/session.ts";
 import { KINDS } from "../kernels/rig.ts";
 
@@ -127,6 +127,7 @@ export interface SessionSetup {
   readonly device?: (typeof KINDS)[number] | "sim";
   /** What a "sim" device does on purpose. */
   readonly sim?: DeviceOptions;
+  readonly weights?: WeightPlace;
 }
 
 /** Sizes that hold a golden batch in one micro-batch. */
@@ -152,6 +153,7 @@ export async function planGolden(golden: Golden, setup: SessionSetup = {}): Prom
     backend: setup.device === "cuda:0" ? ("cuda" as const) : ("cpu" as const),
     dims: { ...goldenDims(golden), ...setup.dims },
     programs: setup.programs ?? ALL_PROGRAMS,
+    weights: setup.weights ?? "resident",
   };
   const { policy = "keep" } = setup;
   if (typeof policy === "string") return planRun(spec, policy);

@@ -7,9 +7,10 @@ import { fillZero } from "../graph/ops/fill.ts";
 import { linearCrossEntropy, lossSum } from "../graph/ops/linear_cross_entropy.ts";
 import { loraLinearGroup } from "../graph/ops/lora_linear_group.ts";
 import { argmax, gatherRows } from "../graph/ops/sample.ts";
-import { type Program, ProgramBuilder, type ProgramName } from "../graph/program.ts";
-import { type DType, makeValue, type Value, viewOf } from "../graph/value.ts";
-import { isKept, type SavePoints } from "../plan/save_points.ts";
+import { type Op, type Program, ProgramBuilder, type ProgramName } from "../graph/program.ts";
+import { type DType, makeValue, type Value, type ValueOptions, viewOf } from "../graph/value.ts";
+import { type OffloadedInput, weaveTransfers } from "../graph/weave.ts";
+import { isKept, isOffloaded, type SavePoints } from "../plan/save_points.ts";
 import type { Adapters } from "./adapters.ts";
 import type { ModelConfig } from "./config.ts";
 import { type EmitAttention, emitDecoder } from "./llama.ts";
@@ -82,6 +83,8 @@ export interface ProgramSet {
   readonly generation: GenerationBlock | null;
   /** [T, V] logits of the "logits" programs; null without them. */
   readonly logits: Value | null;
+  /** Layer inputs that wait on the host. */
+  readonly offloaded: readonly Value[];
 }
 
 /** i32 elements at whose multiples the windows of a block start: 256 bytes. */
@@ -127,9 +130,10 @@ export function buildPrograms(parts: ModelParts, names: readonly ProgramName[]):
     labelIds: window("labelIds"),
   };
   const logits = makeValue("logits", parts.type, [T, parts.config.vocabSize]);
+  const offloaded: OffloadedInput[] = [];
   const generation = dims.prefillTokens > 0 ? makeGeneration(parts, incoming) : null;
   const build: Readonly<Record<ProgramName, () => Program>> = {
-    train: () => trainProgram(parts, batch),
+    train: () => trainProgram(parts, batch, offloaded),
     optimizer: () => optimizerProgram(parts, batch),
     evaluate: () => evaluateProgram(parts, batch, "evaluate"),
     evaluateBase: () => evaluateProgram(parts, batch, "evaluateBase"),
@@ -138,8 +142,12 @@ export function buildPrograms(parts: ModelParts, names: readonly ProgramName[]):
     prefill: () => (generation as Generation).program("prefill", dims.prefillTokens),
     decode: () => (generation as Generation).program("decode", 1),
   };
+  const { stream } = parts.weights;
   return {
-    programs: names.map((name) => build[name]()),
+    programs: names.map((name) =>
+      weaveTransfers(build[name](), stream, name === "train" ? offloaded : []),
+    ),
+    offloaded: offloaded.map(({ host }) => host),
     batch,
     generation: generation?.block ?? null,
     logits: names.some((name) => name.startsWith("logits")) ? logits : null,
@@ -190,8 +198,8 @@ function emitLoss(
   return loss;
 }
 
-/** Forward, loss and backward of one micro-batch; gradients are added to the arena. */
-function trainProgram(parts: ModelParts, batch: BatchBlock): Program {
+/** Forward, loss and backward of one micro-batch; gradients are added to the arena. Notes the inputs that are offloaded. */
+function trainProgram(parts: ModelParts, batch: BatchBlock, offloaded: OffloadedInput[]): Program {
   const { adapters, type, savePoints } = parts;
   const builder = new ProgramBuilder();
   const decoder = { ...parts, adapters: adapters.layers };
@@ -201,8 +209,26 @@ function trainProgram(parts: ModelParts, batch: BatchBlock): Program {
   builder.emit(fillZero, { y: dx });
   const loss = emitLoss(builder, parts, batch, x, dx);
   builder.emit(lossSum, { metrics: adapters.metrics, loss, header: batch.header });
-  emitBackward(builder, forward, new Map([[x, dx]]), (value) => isKept(savePoints, value));
+  offloaded.push(...offloadedInputs(forward, savePoints));
+  const restored = new Map(offloaded.map((value) => [value.input, value.restored]));
+  const kept = (value: Value) => isKept(savePoints, value);
+  emitBackward(builder, forward, new Map([[x, dx]]), kept, restored);
   return builder.finish("train", [batch.incoming, batch.block]);
+}
+
+/** The layer inputs that wait on the host, each with its places there and in the backward pass. */
+function offloadedInputs(forward: readonly Op[], savePoints: SavePoints): OffloadedInput[] {
+  const inputs = forward
+    .flatMap(({ uses }) => uses.writes)
+    .filter(({ role }) => role === "layerInput");
+  return inputs.flatMap((input): OffloadedInput[] => {
+    const layer = input.layer as number;
+    if (!isOffloaded(savePoints, layer)) return [];
+    const like = (name: string, options: ValueOptions) =>
+      makeValue(name, input.dtype, input.shape, { layer, ...options });
+    const host = like("hidden.host", { memory: "host" });
+    return [{ layer, input, host, restored: like("hidden'", { role: "restored" }) }];
+  });
 }
 
 /** Clipping, the loss scale and AdamW over the flat arena. */

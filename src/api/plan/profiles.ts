@@ -26,6 +26,8 @@ export interface DeviceProfile {
   readonly attention: Rates;
   /** Bytes per second, read and written together. */
   readonly bandwidth: number;
+  /** Bytes per second between page-locked host memory and the device, one way. */
+  readonly link: number;
   /** Seconds that every kernel costs besides: its launch, and filling and draining the device. */
   readonly launch: number;
   /** Device memory in bytes; null = ask the machine. */
@@ -37,17 +39,22 @@ export interface DeviceProfile {
 const MIB = 1 << 20;
 const GIB = 2 ** 30;
 
+/** PCIe 4 with 16 lanes; stands in where a profile names no rate of its link. */
+const LINK = 25e9;
+
 /** The profiles that come with loramem. */
 export const PROFILES: readonly DeviceProfile[] = [
   {
     // Measured: bf16 products 730-790 TFLOP/s on random data, copies 4.15 TB/s, FlashAttention-2-style kernels 196 / 160
     // and cuDNN 319 / 264 TFLOP/s forward / backward at head size 64; context 527 MiB, cuBLASLt 4 MiB, graphs 4 MiB.
+    // The link is what PCIe 5 with 16 lanes leaves to large copies.
     name: "h200",
     title: "NVIDIA H200 (measured)",
     peak: { single: 67e12, half: 989e12 },
     matrix: { single: 40e12, half: 690e12 },
     attention: { single: 15e12, half: 250e12 },
     bandwidth: 4.15e12,
+    link: 55e9,
     launch: 4e-6,
     memory: 139 * GIB,
     driver: 535 * MIB,
@@ -61,6 +68,7 @@ export const PROFILES: readonly DeviceProfile[] = [
     matrix: { single: 14e12, half: 250e12 },
     attention: { single: 6e12, half: 160e12 },
     bandwidth: 1.7e12,
+    link: LINK,
     launch: 4e-6,
     memory: 79 * GIB,
     driver: null,
@@ -73,6 +81,7 @@ export const PROFILES: readonly DeviceProfile[] = [
     matrix: { single: 45e12, half: 145e12 },
     attention: { single: 15e12, half: 110e12 },
     bandwidth: 0.9e12,
+    link: LINK,
     launch: 3e-6,
     memory: 23.5 * GIB,
     driver: null,
@@ -85,6 +94,7 @@ export const PROFILES: readonly DeviceProfile[] = [
     matrix: { single: 20e12, half: 60e12 },
     attention: { single: 7e12, half: 45e12 },
     bandwidth: 0.82e12,
+    link: LINK,
     launch: 4e-6,
     memory: 23.5 * GIB,
     driver: null,
@@ -97,6 +107,7 @@ export const PROFILES: readonly DeviceProfile[] = [
     matrix: { single: 80e9, half: 80e9 },
     attention: { single: 30e9, half: 30e9 },
     bandwidth: 20e9,
+    link: 10e9,
     launch: 5e-6,
     memory: null,
     driver: null,
@@ -153,6 +164,7 @@ export function parseProfile(json: unknown, where: string): DeviceProfile {
     matrix: rates("matrix"),
     attention: rates("attention"),
     bandwidth: rate(fields.bandwidth, "bandwidth"),
+    link: rate(fields.link ?? LINK, "link"),
     launch: rate(fields.launch, "launch"),
     memory: bytes("memory"),
     driver: bytes("driver"),

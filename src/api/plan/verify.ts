@@ -3,7 +3,8 @@
  * shares nothing with liveness and placement but the ops and the finished offsets.
  */
 import { LoramemError } from "../../ffi/error.ts";
-import type { Op, Program } from "../graph/program.ts";
+import { transfer } from "../graph/ops/transfer.ts";
+import type { Op, OpKind, Program } from "../graph/program.ts";
 import { aligned, bytesOf, type MemoryClass, rootOf, type Value } from "../graph/value.ts";
 
 /** The part of a plan that the verifier looks at. */
@@ -21,11 +22,15 @@ export interface PlacedValues {
 export function verifyProgram(program: Program, plan: PlacedValues): void {
   verifyResident(plan);
   const owners = new OwnerMap(plan);
+  const copies = new CopyMap(program);
   for (const value of program.carried) owners.claim(value);
   program.ops.forEach((op, index) => {
-    owners.run(op, `${program.name} op ${index} (${op.kind.name})`);
+    const where = `${program.name} op ${index} (${op.kind.name})`;
+    owners.run(op, where);
+    copies.run(op, where);
   });
   for (const value of program.carried) owners.mustOwn(value, `end of ${program.name}`);
+  copies.end(program);
 }
 
 function verifyResident(plan: PlacedValues): void {
@@ -100,5 +105,50 @@ class OwnerMap {
   mustOwn(value: Value, where: string): void {
     if (!this.#owns(value))
       fail("a value was overwritten before its last use", `${where}: ${value.name}`);
+  }
+}
+
+/** Follows the copies beside the ops: what is on its way is left alone, and a window holds the layer that is read. */
+class CopyMap {
+  /** What a value was copied from last. */
+  readonly #held = new Map<Value, Value>();
+  /** Copies that nothing has waited for yet, by what they write. Those of the program before may still run. */
+  readonly #underWay = new Map<Value, Value>();
+
+  constructor({ opening }: Program) {
+    for (const { to, from } of opening) this.#start(to, from);
+  }
+
+  run(op: Op, where: string): void {
+    if (this.#held.size === 0 && op.kind !== (transfer as OpKind<never>)) return;
+    const call = op.kind.bind(op.attributes);
+    if ("awaited" in call) {
+      if (!this.#underWay.delete(call.awaited)) fail("nothing is copied to what is awaited", where);
+      return;
+    }
+    const { reads, writes, updates = [], scratch = [] } = op.uses;
+    const written = new Set([...writes, ...updates, ...scratch].map(rootOf));
+    for (const [to, from] of this.#underWay) {
+      if (written.has(to) || written.has(from) || reads.some((value) => rootOf(value) === to))
+        fail("a value is used while it is copied", `${where}: ${from.name} to ${to.name}`);
+    }
+    for (const value of reads) {
+      const held = this.#held.get(rootOf(value));
+      if (value.view !== null && held !== undefined && held.layer !== value.layer)
+        fail("a window holds another layer", `${where}: ${value.name} of layer ${value.layer}`);
+    }
+    if ("copyTo" in call) this.#start(call.copyTo, call.copyFrom);
+  }
+
+  /** Checks that the next program finds the windows as this one did. */
+  end({ name, opening }: Program): void {
+    for (const { to, from } of opening)
+      if (this.#held.get(to) !== from)
+        fail("a window ends with another layer", `${name}: ${to.name}`);
+  }
+
+  #start(to: Value, from: Value): void {
+    this.#held.set(to, from);
+    this.#underWay.set(to, from);
   }
 }

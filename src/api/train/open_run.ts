@@ -17,6 +17,7 @@ import { budgetBytes, type ResolvedOptions, resolveOptions } from "./options.ts"
 import {
   dimsOf,
   fitOptions,
+  hostBudgetOf,
   loraOf,
   programsOf,
   readProfile,
@@ -64,7 +65,13 @@ export async function openRun(raw: unknown): Promise<OpenedRun> {
     dims,
     programs: programsOf(options),
   };
-  const search = new FitSearch(spec, fitOptions(options, config, profile, step));
+  const hostBudget = hostBudgetOf(
+    options,
+    budgetBytes(options.hostMemoryBudget),
+    backend === "cpu",
+    Number(info.hostMemoryFree ?? info.memoryFree),
+  );
+  const search = new FitSearch(spec, fitOptions(options, config, profile, step, hostBudget));
   const session = commitWithin(
     budgetBytes(options.memoryBudget),
     () => freeBytes(device.info()),

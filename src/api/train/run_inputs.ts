@@ -22,6 +22,9 @@ import type { ResolvedOptions } from "./options.ts";
 /** "auto" sizes are rounded up to a multiple of this many tokens. */
 const TOKEN_STEP = 64;
 
+/** Share of the free host memory that "auto" takes for weights and layer inputs. */
+const HOST_SHARE = 0.9;
+
 /** Steps whose packing is looked at to predict times; more do not change the mean. */
 const SAMPLED_STEPS = 2000;
 
@@ -104,20 +107,45 @@ export function programsOf(options: ResolvedOptions): ProgramName[] {
   return programs;
 }
 
-/** What may be chosen to fit the budget. */
+/**
+ * What may be chosen to fit the budget.
+ *
+ * @param hostBudget Bytes of page-locked host memory that may be taken.
+ */
 export function fitOptions(
   options: ResolvedOptions,
   config: ModelConfig,
   profile: DeviceProfile,
   step: StepLoad,
+  hostBudget: number,
 ): FitOptions {
-  const { savePoints, lossChunkTokens } = options;
+  const { savePoints, lossChunkTokens, weights } = options;
   return {
     savePoints: savePoints === "auto" ? null : parsePoints(savePoints, config.layers),
     lossChunkTokens: lossChunkTokens === "auto" ? null : lossChunkTokens,
+    weights: weights === "auto" ? null : weights,
+    hostBudget,
     profile,
     step,
   };
+}
+
+/**
+ * Bytes of page-locked host memory for weights and layer inputs.
+ *
+ * @param given As asked for; null = "auto".
+ * @param onHost Whether the run computes in host memory. Then moving data there gains nothing and is done on request only.
+ * @param free Host bytes that are free.
+ */
+export function hostBudgetOf(
+  { weights, savePoints }: ResolvedOptions,
+  given: number | null,
+  onHost: boolean,
+  free: number,
+): number {
+  if (given !== null) return given;
+  const asked = weights === "stream" || savePoints.includes("offload");
+  return onHost && !asked ? 0 : free * HOST_SHARE;
 }
 
 /**

@@ -15,7 +15,7 @@ import {
   type ProgramSet,
   type StepDims,
 } from "../nn/programs.ts";
-import { type DecoderWeights, layoutWeights } from "../nn/weights.ts";
+import { type DecoderWeights, layoutWeights, streamLayers } from "../nn/weights.ts";
 import { makePlan, type Plan, type PlanInput } from "../plan/plan.ts";
 import { type SavePoints, type SavePolicy, uniform } from "../plan/save_points.ts";
 
@@ -29,7 +29,18 @@ export interface RunSpec {
   readonly backend: Backend;
   readonly dims: StepDims;
   readonly programs: readonly ProgramName[];
+  /** Default `"resident"`. */
+  readonly weights?: WeightPlace;
 }
+
+/**
+ * Where the weights of the decoder layers are: all of them on the device, or in page-locked host memory, from where they
+ * come layer by layer, one ahead of the layer that computes.
+ */
+export type WeightPlace = "resident" | "stream";
+
+/** Every place of the weights, fastest first. */
+export const WEIGHT_PLACES: readonly WeightPlace[] = ["resident", "stream"];
 
 /** Page-locked host blocks. */
 export interface Staging {
@@ -64,7 +75,8 @@ export function modelParts(spec: RunSpec, savePoints: SavePoints): ModelParts {
   const type = activationType(spec.precision);
   const positions = Math.max(dims.tokensPerMicroBatch, dims.contextTokens);
   const dtypeOf = (tensor: string) => weightType(spec.precision, spec.dtypeOf(tensor));
-  const weights = layoutWeights(config, dtypeOf, positions);
+  const resident = layoutWeights(config, dtypeOf, positions);
+  const weights = spec.weights === "stream" ? streamLayers(resident) : resident;
   const adapters = layoutAdapters(config, spec.targets, type);
   return { config, weights, adapters, type, dims, savePoints, backend };
 }
@@ -83,15 +95,19 @@ export function planRun(
   const parts = modelParts(spec, savePoints);
   const { weights, adapters } = parts;
   const set = buildPrograms(parts, spec.programs);
-  const host = (name: string, like: Value) =>
+  const hostLike = (name: string, like: Value) =>
     makeValue(name, like.dtype, like.shape, { memory: "staging" });
   const staging: Staging = {
-    batches: [host("staging.batch0", set.batch.block), host("staging.batch1", set.batch.block)],
-    generation: set.generation === null ? null : host("staging.generation", set.generation.block),
+    batches: [
+      hostLike("staging.batch0", set.batch.block),
+      hostLike("staging.batch1", set.batch.block),
+    ],
+    generation:
+      set.generation === null ? null : hostLike("staging.generation", set.generation.block),
     token: makeValue("staging.token", "i32", [1], { memory: "staging" }),
-    control: host("staging.control", adapters.control),
-    scaler: adapters.scaler === null ? null : host("staging.scaler", adapters.scaler),
-    metrics: host("staging.metrics", adapters.metrics),
+    control: hostLike("staging.control", adapters.control),
+    scaler: adapters.scaler === null ? null : hostLike("staging.scaler", adapters.scaler),
+    metrics: hostLike("staging.metrics", adapters.metrics),
     transfer: makeValue("staging.transfer", "f32", [TRANSFER_BYTES / 4], { memory: "staging" }),
   };
   const blocks = [
@@ -102,7 +118,8 @@ export function planRun(
     staging.scaler,
     staging.metrics,
   ];
-  const resident = [...weights.values, ...adapters.values, ...blocks, staging.transfer];
+  const host = [...blocks, staging.transfer, ...set.offloaded];
+  const resident = [...weights.values, ...adapters.values, ...host];
   const plan = makePlan({
     programs: set.programs,
     resident: resident.filter((value) => value !== null),

@@ -15,6 +15,7 @@ import { describePoints } from "../plan/save_points.ts";
 import { exportAdapters } from "./adapter_state.ts";
 import { checkStep } from "./check_step.ts";
 import type { ResolvedOptions, TrainOptions } from "./options.ts";
+import type { WeightPlace } from "./run_plan.ts";
 import type { OptimizerSettings, Session } from "./session.ts";
 
 /** What one optimizer step did. */
@@ -124,6 +125,11 @@ export class LoraTrainer {
   /** The save points that were chosen, such as `"keep"` or `"20 keep + 12 checkpoint"`. */
   get savePoints(): string {
     return describePoints(this.#run.session.run.savePoints);
+  }
+
+  /** Where the weights of the layers are. */
+  get weights(): WeightPlace {
+    return this.#run.session.run.spec.weights ?? "resident";
   }
 
   /** Tokens that are computed at once. */
