@@ -37,7 +37,7 @@ const { values: flags } = parseArgs({
 const { device, profile } = await benchDevice(flags.device);
 const steps = Number(flags.steps);
 const GIB = 2 ** 30;
-/** Page-locked host memory for layer inputs; weights stay on the device. */
+/** Page-locked host memory that plans may take: for layer inputs, and in the search for the most tokens also for weights. */
 const HOST = 32 * GIB;
 
 /** A peer's setting: tokens per second and the allocator's peak in GiB. */
@@ -152,7 +152,6 @@ async function mostTokens(shape: Shape, peer: Peer): Promise<MostTokens | null> 
   const optionsFor = (documents: number) => ({
     savePoints: null,
     lossChunkTokens: null,
-    weights: "resident" as const,
     hostBudget: HOST,
     profile,
     step: { load: randomLoad(documents, tokens), microBatches: 1 },
