@@ -50,7 +50,8 @@ const onGpu = device.kind !== "cpu";
 const loading = performance.now();
 {
   await using files = await openSafetensors(join(folder, "model"));
-  await loadWeights(executor, run, files);
+  await using ring = device.createFileRing();
+  await loadWeights(executor, run, files, ring);
 }
 await importAdapters(executor, run, (await readAdapter(join(folder, "adapter"))).tensors);
 const loadSeconds = (performance.now() - loading) / 1000;

@@ -2,13 +2,18 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { Device } from "../../src/api/memory/mod.ts";
-import { exportAdapters, importAdapters } from "../../src/api/train/adapter_state.ts";
-import { loadWeights } from "../../src/api/train/load_weights.ts";
+import { exportAdapters } from "../../src/api/train/adapter_state.ts";
 import { planRun } from "../../src/api/train/run_plan.ts";
 import { Session } from "../../src/api/train/session.ts";
-import { randomAdapter, randomCheckpoint } from "../shapes/checkpoint.ts";
 import { markovBatch } from "../shapes/markov.ts";
-import { SETTINGS, SHAPES, type ShapeName, type ShapeSetup, shapeSpec } from "../shapes/session.ts";
+import {
+  loadShape,
+  SETTINGS,
+  SHAPES,
+  type ShapeName,
+  type ShapeSetup,
+  shapeSpec,
+} from "../shapes/session.ts";
 import { KINDS } from "../train/support.ts";
 
 /** The driver gives memory out in pages of this size. */
@@ -76,9 +81,7 @@ for (const kind of KINDS) {
 
       const session = commit(device, shape, { device: kind, ...options });
       const { executor, run } = session;
-      const checkpoint = randomCheckpoint(run.spec.config, 0);
-      await loadWeights(executor, run, checkpoint as Parameters<typeof loadWeights>[2]);
-      await importAdapters(executor, run, randomAdapter(run.spec.config, 0));
+      await loadShape(session);
       const figures = new Set<number>();
       for (let step = 0; step < stepsOf(kind, shape); step++) {
         await session.trainStep(batchOf(session, shape, step), SETTINGS);

@@ -1,6 +1,10 @@
 /** Sessions at the shapes that peers were measured at, and at one that any machine can run. */
+import { mkdtemp, rm } from "node:fs/promises";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
 import type { Precision } from "../../src/api/amp/precision.ts";
 import type { ProgramName } from "../../src/api/graph/program.ts";
+import { openSafetensors } from "../../src/api/io/safetensors.ts";
 import type { ScalerSettings } from "../../src/api/kernels/mod.ts";
 import { Device } from "../../src/api/memory/mod.ts";
 import type { SavePolicy } from "../../src/api/plan/save_points.ts";
@@ -10,7 +14,7 @@ import { loadWeights } from "../../src/api/train/load_weights.ts";
 import { planRun, type RunSpec } from "../../src/api/train/run_plan.ts";
 import { type OptimizerSettings, Session } from "../../src/api/train/session.ts";
 import { type MODELS, specOf } from "../plan/models.ts";
-import { type Checkpoint, randomAdapter, randomCheckpoint } from "./checkpoint.ts";
+import { randomAdapter, randomCheckpoint, writeCheckpoint } from "./checkpoint.ts";
 
 /** A model, and the documents of a step. */
 export interface Shape {
@@ -82,7 +86,7 @@ export async function openShape(
 ): Promise<ShapeSession> {
   const spec = shapeSpec(name, setup);
   const opened = await commitShape(spec, setup);
-  await loadShape(opened.session, randomCheckpoint(spec.config, seed), seed);
+  await loadShape(opened.session, seed);
   return opened;
 }
 
@@ -98,10 +102,20 @@ export async function commitShape(spec: RunSpec, setup: ShapeSetup): Promise<Sha
   return { device, session, freeBefore, [Symbol.asyncDispose]: () => stack.disposeAsync() };
 }
 
-async function loadShape(session: Session, checkpoint: Checkpoint, seed: number): Promise<void> {
+/** Random weights and adapters, by way of files as in every run. */
+export async function loadShape(session: Session, seed = 0): Promise<void> {
   const { executor, run } = session;
-  await loadWeights(executor, run, checkpoint as Parameters<typeof loadWeights>[2]);
-  await importAdapters(executor, run, randomAdapter(run.spec.config, seed));
+  const { config } = run.spec;
+  const folder = await mkdtemp(join(tmpdir(), "loramem-"));
+  try {
+    await writeCheckpoint(folder, {}, randomCheckpoint(config, seed));
+    await using files = await openSafetensors(folder);
+    await using ring = executor.device.createFileRing();
+    await loadWeights(executor, run, files, ring);
+  } finally {
+    await rm(folder, { recursive: true });
+  }
+  await importAdapters(executor, run, randomAdapter(config, seed));
 }
 
 /** Bytes free on the device, as its driver says. */

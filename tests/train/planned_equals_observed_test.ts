@@ -6,12 +6,14 @@ import type { Document } from "../../src/api/data/conversation.ts";
 import type { ProgramName } from "../../src/api/graph/program.ts";
 import { aligned, type Value } from "../../src/api/graph/value.ts";
 import { findProfile } from "../../src/api/plan/profiles.ts";
-import { describePoints, parsePoints, type SavePoints } from "../../src/api/plan/save_points.ts";
+import { parsePoints, type SavePoints } from "../../src/api/plan/save_points.ts";
 import { fullLoad } from "../../src/api/plan/time.ts";
 import { exportAdapters } from "../../src/api/train/adapter_state.ts";
 import { FitSearch } from "../../src/api/train/fit_run.ts";
+import type { WeightPlace } from "../../src/api/train/run_plan.ts";
 import type { Session } from "../../src/api/train/session.ts";
 import { shrunkSlots } from "../plan/shrunk_slots.ts";
+import { deepGolden } from "./deep.ts";
 import { shadowRun } from "./shadow.ts";
 import {
   type Golden,
@@ -52,6 +54,16 @@ const CONFIGURATIONS: readonly (readonly [string, Precision, number, string | nu
   ["llama+rank-pattern", "bf16", 26, "checkpoint"],
 ];
 
+/** The same with five layers whose weights may be streamed. */
+const DEEP: readonly (readonly [string, Precision, number, string, WeightPlace])[] = [
+  ["llama", "fp32", 39, "offload", "resident"],
+  ["llama", "fp32", 26, "1 keep + 1 dropMlp + 1 checkpoint + 2 offload", "stream"],
+  ["llama", "bf16", 39, "keep", "stream"],
+  ["qwen2", "fp32", 13, "offload", "stream"],
+  ["qwen2", "bf16", 39, "1 keep + 4 offload", "stream"],
+  ["qwen2", "fp16", 26, "2 checkpoint + 3 offload", "stream"],
+];
+
 /** Documents that fill a micro-batch to the last token, with every label that is possible. */
 function fullDocuments(documents: readonly Document[]): Document[] {
   return documents.map(({ ids, where }) => ({
@@ -73,7 +85,8 @@ async function pointsOf(
   const profile = findProfile("cpu");
   assert.ok(profile !== null);
   const step = fullLoad(spec.dims.tokensPerMicroBatch);
-  const search = new FitSearch(spec, { savePoints: null, lossChunkTokens, profile, step });
+  const choices = { savePoints: null, lossChunkTokens, weights: "resident" } as const;
+  const search = new FitSearch(spec, { ...choices, hostBudget: 0, profile, step });
   const front = search.frontier();
   const [low, high] = [front[0]?.deviceBytes ?? 0, front.at(-1)?.deviceBytes ?? 0];
   return search.fit(low + wanted * (high - low)).savePoints;
@@ -128,6 +141,31 @@ async function proveTouched(session: Session, documents: readonly Document[]): P
   assert.equal(aligned(highest), session.executor.plan.classes.activations);
 }
 
+/** All four proofs on one configuration. */
+async function prove(golden: Golden, setup: SessionSetup): Promise<void> {
+  const documents = fullDocuments(golden.batches[0] ?? []);
+  await using session = await openGolden(golden, setup);
+  const { plan } = session.executor;
+  await proveTouched(session, documents);
+  // (b) and (d): nothing moves from the first step to the last.
+  const step = async (index: number) => {
+    const batch = golden.batches[index % golden.batches.length] ?? [];
+    await session.trainStep(batch, golden.settings);
+    await session.evaluate(batch);
+  };
+  await step(0);
+  const before = counters(session);
+  for (let index = 1; index < 8; index++) await step(index);
+  assert.deepEqual(counters(session), before);
+  assert.ok((before.reserved ?? 0) - plan.deviceBytes < 3 * 4096, "the plan, rounded to pages");
+  const pinned = plan.classes.staging + plan.classes.host;
+  assert.ok((before.pinned ?? 0) - pinned < 2 * 4096, "page-locked memory likewise");
+  // (c): no slot may be 256 bytes smaller.
+  const { checked, accepted } = shrunkSlots(plan);
+  assert.ok(checked > 100, `${checked} slots`);
+  assert.deepEqual(accepted, []);
+}
+
 const onEveryDevice = KINDS.flatMap((device) =>
   CONFIGURATIONS.map((configuration) => [device, ...configuration] as const),
 );
@@ -136,30 +174,18 @@ for (const [device, name, precision, lossChunkTokens, wanted] of onEveryDevice) 
   test(`Executor keeps to its plan: ${device}, ${name}, ${precision}, loss chunk ${lossChunkTokens}, ${what}`, async () => {
     const golden = await readGolden(name);
     const policy = await pointsOf(golden, { device, precision }, lossChunkTokens, wanted);
-    const documents = fullDocuments(golden.batches[0] ?? []);
-    await using session = await openGolden(golden, {
-      device,
-      policy,
-      precision,
-      dims: { lossChunkTokens },
-    });
-    const { plan } = session.executor;
-    await proveTouched(session, documents);
-    // (b) and (d): nothing moves from the first step to the last.
-    const step = async (index: number) => {
-      const batch = golden.batches[index % golden.batches.length] ?? [];
-      await session.trainStep(batch, golden.settings);
-      await session.evaluate(batch);
-    };
-    await step(0);
-    const before = counters(session);
-    for (let index = 1; index < 8; index++) await step(index);
-    assert.deepEqual(counters(session), before);
-    assert.ok((before.reserved ?? 0) - plan.deviceBytes < 3 * 4096, "the plan, rounded to pages");
-    // (c): no slot may be 256 bytes smaller.
-    const { checked, accepted } = shrunkSlots(plan);
-    assert.ok(checked > 100, `${checked} slots`);
-    assert.deepEqual(accepted, [], describePoints(policy));
+    await prove(golden, { device, policy, precision, dims: { lossChunkTokens } });
+  });
+}
+
+const deepOnEveryDevice = KINDS.flatMap((device) =>
+  DEEP.map((configuration) => [device, ...configuration] as const),
+);
+for (const [device, name, precision, lossChunkTokens, wanted, weights] of deepOnEveryDevice) {
+  test(`Executor keeps to its plan: ${device}, ${name} of 5 layers, ${precision}, ${weights}, ${wanted}`, async () => {
+    using golden = await deepGolden(name, 5);
+    const policy = parsePoints(wanted, 5);
+    await prove(golden, { device, policy, precision, weights, dims: { lossChunkTokens } });
   });
 }
 

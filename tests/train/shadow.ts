@@ -9,7 +9,7 @@ import { hostView } from "../../src/api/memory/internal.ts";
 import type { DeviceBuffer, PinnedBuffer } from "../../src/api/memory/mod.ts";
 import type { Session } from "../../src/api/train/session.ts";
 
-const CLASSES = ["weights", "trainable", "activations"] as const;
+const CLASSES = ["weights", "trainable", "activations", "host"] as const;
 
 /** What a shadow run saw. */
 export interface ShadowReport {
@@ -35,12 +35,13 @@ class Arenas implements Disposable {
     this.#session = session;
     const { device, plan } = session.executor;
     const view = (memoryClass: MemoryClass): Uint8Array => {
+      if (plan.classes[memoryClass] === 0) return new Uint8Array(0);
       const anyValue =
         plan.resident.find((value) => value.memory === memoryClass) ?? activationOf(session, name);
       const { buffer } = session.executor.locate(anyValue);
-      if (device.kind === "cpu") return hostView(buffer, Uint8Array);
+      if (device.kind === "cpu" || memoryClass === "host") return hostView(buffer, Uint8Array);
       const host = device.createPinnedBuffer(buffer.bytes);
-      this.#copies.push({ device: buffer, host });
+      this.#copies.push({ device: buffer as DeviceBuffer, host });
       return host.view(Uint8Array);
     };
     this.memory = Object.fromEntries(CLASSES.map((c) => [c, view(c)])) as typeof this.memory;
@@ -73,7 +74,7 @@ export async function shadowRun(
 ): Promise<ShadowReport> {
   const { executor } = session;
   const { plan } = executor;
-  await executor.stream.done();
+  await executor.done();
   const report: ShadowReport = {
     highest: 0,
     writable: new Set(),
@@ -85,7 +86,7 @@ export async function shadowRun(
   await arenas.read();
 
   const rangesOf = (values: readonly Value[]): Ranges => {
-    const ranges: Ranges = { weights: [], trainable: [], activations: [], staging: [] };
+    const ranges: Ranges = { weights: [], trainable: [], activations: [], staging: [], host: [] };
     for (const value of values) {
       const start = plan.offset(value);
       ranges[value.memory].push([start, start + bytesOf(value)]);
