@@ -29,6 +29,7 @@ typedef struct lm_piece {
   uint64_t from, to;
   int32_t extent;
   uint64_t skip;
+  bool spoilt; /* not all of its slot was filled */
 } lm_piece;
 
 struct lm_slot {
