@@ -12,7 +12,7 @@ import {
 } from "node:fs/promises";
 import { join } from "node:path";
 import { after, test } from "node:test";
-import { LoramemError, LoraTrainer, type TrainOptions } from "../../mod.ts";
+import { inspectFiles, LoramemError, LoraTrainer, type TrainOptions } from "../../mod.ts";
 import { DEMO, temporary } from "../cli/support.ts";
 import { RECORDS, smallRun, type Trace, traceRun } from "./checkpoint_support.ts";
 
@@ -264,4 +264,21 @@ test("what a killed run left unfinished is removed", async () => {
   // Mutant: it stays, and the save of step 4 fails because its name is taken.
   const names = (await readdir(folder.path)).filter((name) => name !== "run.lock").sort();
   assert.deepEqual(names, ["checkpoint-4.safetensors", "checkpoint-6.safetensors"]);
+});
+
+test("inspectFiles() says what a checkpoint holds, and which tensor of it is damaged", async () => {
+  const { kind, sound, remarks, files } = await inspectFiles(at(finished.path, 4));
+  assert.deepEqual([kind, sound, remarks], ["checkpoint", true, ["written after step 4"]]);
+  assert.deepEqual(
+    files[0]?.tensors.map(({ name }) => name),
+    ["adapters.master", "adapters.m", "adapters.v", "optimizer.state"],
+  );
+  await using folder = await copyRun([4]);
+  await flip(at(folder.path, 4), (files[0]?.bytes ?? 0) - 1);
+  const damaged = await inspectFiles(at(folder.path, 4));
+  assert.deepEqual([damaged.kind, damaged.sound], ["checkpoint", false]);
+  assert.match(
+    damaged.faults[0]?.message ?? "",
+    /checksum differs: .*checkpoint-4.*optimizer\.state/,
+  );
 });

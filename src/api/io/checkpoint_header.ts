@@ -38,7 +38,8 @@ export interface CheckpointHeader {
   readonly state: unknown;
 }
 
-const FORMAT = "loramem-checkpoint";
+/** `format` in the metadata of a checkpoint. */
+export const CHECKPOINT_FORMAT = "loramem-checkpoint";
 const VERSION = 1;
 /** Data starts at a multiple of this many bytes. */
 const DATA_ALIGNMENT = 4096;
@@ -71,7 +72,7 @@ export function encodeCheckpointHeader(
   const sums = tensors.map(({ name }, index) => [name, hex(checksums[index] as number)]);
   const metadata = {
     crc32c: hex(0),
-    format: FORMAT,
+    format: CHECKPOINT_FORMAT,
     version: String(VERSION),
     tensors: JSON.stringify(Object.fromEntries(sums)),
     state: JSON.stringify(state),
@@ -114,7 +115,8 @@ export function parseCheckpointHeader(
     bad("the header is not complete");
   }
   const { tensors, metadata } = parseHeader(json, fileBytes, file);
-  if (metadata.get("format") !== FORMAT || !startsWith(json, START)) bad("it is no checkpoint");
+  if (metadata.get("format") !== CHECKPOINT_FORMAT || !startsWith(json, START))
+    bad("it is no checkpoint");
   const digits = header.subarray(CHECKSUM_AT, CHECKSUM_AT + DIGITS);
   const zeroed = header.slice();
   zeroed.fill(0x30, CHECKSUM_AT, CHECKSUM_AT + DIGITS);

@@ -59,8 +59,9 @@ export class CheckpointSetup {
     ring: FileRing,
     options: ResolvedOptions,
     identity: RunIdentity,
+    notice: NoticeListener = () => undefined,
   ): Promise<CheckpointSetup> {
-    const { runDir, resume, saveEvery, onNotice: notice = () => undefined } = options;
+    const { runDir, resume, saveEvery } = options;
     if (runDir !== undefined && resume === undefined && saveEvery !== undefined) {
       refuseOverwrite((await listCheckpoints(runDir)).checkpoints[0]?.path);
     }
