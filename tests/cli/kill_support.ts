@@ -7,13 +7,15 @@ import { DEMO, run, temporary } from "./support.ts";
 const STEPS = 16;
 
 const FLAGS = [
-  ...["--model", join(DEMO, "model"), "--data", join(DEMO, "valid.jsonl"), "--device", "cpu"],
+  ...["--model", join(DEMO, "model"), "--data", join(DEMO, "valid.jsonl")],
   ...["--threads", "1", "--rank", "4", "--prompt-tokens", "0", "--batch-size", "1"],
   ...["--max-steps", String(STEPS), "--save-every", "1", "--keep-last", "2", "--resume", "auto"],
 ];
 
-const train = (out: string, killAfter?: number) =>
-  run("cli.ts", ["train", ...FLAGS, "--out", out], killAfter === undefined ? {} : { killAfter });
+const train = (device: string, out: string, killAfter?: number) => {
+  const args = ["train", ...FLAGS, "--device", device, "--out", out];
+  return run("cli.ts", args, killAfter === undefined ? {} : { killAfter });
+};
 
 /** Adapter and last checkpoint of a finished run. */
 async function resultOf(out: string): Promise<Uint8Array[]> {
@@ -30,11 +32,12 @@ async function resultOf(out: string): Promise<Uint8Array[]> {
  * @returns How many were killed and how many of those had been resumed, how many ended.
  */
 export async function killRuns(
+  device: string,
   kills: number,
 ): Promise<{ readonly killed: number; readonly resumed: number; readonly ended: number }> {
   await using reference = await temporary();
   const start = performance.now();
-  const whole = await train(reference.path);
+  const whole = await train(device, reference.path);
   assert.equal(whole.code, 0, whole.stderr);
   const life = performance.now() - start;
   const expected = await resultOf(reference.path);
@@ -44,7 +47,7 @@ export async function killRuns(
     let newest = 0;
     for (;;) {
       const enough = counts.killed >= kills;
-      const ended = await train(folder.path, enough ? undefined : Math.random() * life);
+      const ended = await train(device, folder.path, enough ? undefined : Math.random() * life);
       const step = /Resumed after step (\d+)/.exec(ended.stdout)?.[1];
       if (step !== undefined) counts.resumed++;
       // Mutants: a checkpoint counts before it is on the disk; the older ones go first. Nothing is ever damaged or lost.
