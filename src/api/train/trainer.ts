@@ -312,6 +312,20 @@ export class LoraTrainer {
   /**
    * Writes a checkpoint of the run as it is now, and waits until it is on the disk.
    *
+   * @example Usage
+   * ```ts
+   * import { LoraTrainer } from "./mod.ts";
+   * const demo = { model: "examples/demo/model", data: "examples/demo/valid.jsonl", maxSteps: 2 };
+   * const options = { ...demo, runDir: "out/example-run", saveEvery: 100, resume: "auto" };
+   * {
+   *   await using trainer = await LoraTrainer.open(options);
+   *   for await (const { step } of trainer.steps()) if (step === 1) break;
+   *   await trainer.checkpoint();
+   * }
+   * await using trainer = await LoraTrainer.open(options);
+   * console.log(trainer.stepsDone); // 1
+   * ```
+   *
    * @throws {LoramemError} BAD_ARGUMENT where the run was opened without `saveEvery`; IO if it cannot be written, and earlier
    * ones are intact.
    */
