@@ -3,7 +3,7 @@ import assert from "node:assert/strict";
 import { readFile } from "node:fs/promises";
 import { join } from "node:path";
 import { after, test } from "node:test";
-import type { LoramemError, SimFileOptions } from "../../mod.ts";
+import { LoramemError, type SimFileOptions } from "../../mod.ts";
 import { bytesOf } from "../../src/api/graph/value.ts";
 import type { PinnedBuffer } from "../../src/api/memory/mod.ts";
 import { Snapshot } from "../../src/api/train/snapshot.ts";
@@ -159,4 +159,24 @@ test("Checkpoints report a device that failed under a save as an error", async (
     }
   }
   assert.deepEqual([...kinds].sort(), ["DEVICE", "none"]);
+});
+
+test("Snapshot gives back what it had made when the device refuses the rest", async () => {
+  await using folder = await temporary();
+  await using rig = await openRig(folder.path, { debug: true });
+  const { device } = rig.session.executor;
+  for (const name of ["createEvent", "createStream"] as const) {
+    const before = device.leaks().length;
+    const original = device[name].bind(device) as () => Disposable;
+    let made = 0;
+    const failing = () => {
+      if (name === "createStream" || made++ === 1) throw new LoramemError("DEVICE", "injected");
+      return original();
+    };
+    Object.defineProperty(device, name, { value: failing, configurable: true });
+    assert.throws(() => new Snapshot(rig.session), /injected/);
+    Reflect.deleteProperty(device, name);
+    // Mutant: the events that were made before it stay.
+    assert.equal(device.leaks().length, before, name);
+  }
 });
