@@ -120,6 +120,15 @@ test("saveEvery without resume refuses a folder with checkpoints", async () => {
   await refuses(options, "BAD_ARGUMENT", /checkpoint-6/, /set resume to "auto"/);
 });
 
+test("resume from elsewhere refuses a folder with checkpoints of its own", async () => {
+  // Mutant: they count as this run's, and go as the older ones.
+  await using folder = await copyRun([2, 4]);
+  const options = lean({ runDir: folder.path, saveEvery: 2, resume: at(finished.path, 4) });
+  await refuses(options, "BAD_ARGUMENT", /earlier run: .*checkpoint-4/);
+  const own = await traceRun({ ...options, resume: at(folder.path, 4) });
+  assert.equal(own.adapter, whole.adapter);
+});
+
 test("saveEvery and resume auto need the folder of the run", async () => {
   await refuses(lean({ saveEvery: 2 }), "BAD_ARGUMENT", /saveEvery needs .*runDir/);
   await refuses(lean({ resume: "auto" }), "BAD_ARGUMENT", /resume: "auto" needs .*runDir/);

@@ -96,19 +96,26 @@ export function settingsOf(sources: SettingSources): RunSettings {
 /** Differences that are listed by name. */
 const LISTED = 4;
 
+/** Characters of a name or value in a message. */
+const CLIPPED = 80;
+
 /** What differs between the settings of a run and of a checkpoint, in words; null = nothing. */
 export function differences(run: RunSettings, checkpoint: RunSettings): string | null {
   const names = [...new Set([...Object.keys(run), ...Object.keys(checkpoint)])];
   const differing = names.filter((name) => run[name] !== checkpoint[name]);
   if (differing.length === 0) return null;
-  const listed = differing
-    .slice(0, LISTED)
-    .map(
-      (name) =>
-        `${name} is ${run[name] ?? "absent"}, the checkpoint has ${checkpoint[name] ?? "none"}`,
-    );
+  const listed = differing.slice(0, LISTED).map((name) => {
+    const [now, then] = [run[name] ?? "absent", checkpoint[name] ?? "none"];
+    return `${clip(name)} is ${clip(now)}, the checkpoint has ${clip(then)}`;
+  });
   const more = differing.length - listed.length;
   return `${listed.join("; ")}${more > 0 ? `; and ${more} more` : ""}`;
+}
+
+/** A value of a file that nobody vouches for, short enough for a message. */
+function clip(value: string | number | boolean): string {
+  const text = String(value);
+  return text.length > CLIPPED ? `${text.slice(0, CLIPPED)}...` : text;
 }
 
 /** Options as plain data, without records given in memory, and without those of the checkpoints themselves. */
