@@ -99,11 +99,23 @@ for (const [how, damage] of Object.entries(DAMAGE)) {
     // It is written again, and counts as whole then.
     const again = await traceRun({ ...options, resume: at(folder.path, 4) });
     assert.equal(again.adapter, whole.adapter);
-    // Mutant: the damaged one counts among those that are kept, and a good one goes for it.
     const names = (await readdir(folder.path)).filter((name) => name !== "run.lock").sort();
     assert.deepEqual(names, ["checkpoint-4.safetensors", "checkpoint-6.safetensors"]);
   });
 }
+
+test("a damaged checkpoint does not count among those that are kept", async () => {
+  // Mutant: it counts as the newest, and a good one goes for it.
+  await using folder = await copyRun([2, 6]);
+  await truncate(at(folder.path, 6), 1000);
+  const options = lean({ runDir: folder.path, saveEvery: 1, keepLast: 2, resume: "auto" });
+  await traceRun(options, { after: async (_, step) => step === 4 });
+  const names = (await readdir(folder.path)).filter((name) => name !== "run.lock").sort();
+  assert.deepEqual(
+    names,
+    [2, 3, 6].map((step) => `checkpoint-${step}.safetensors`),
+  );
+});
 
 test("resume refuses to start from the beginning where every checkpoint is damaged", async () => {
   // Mutant: the run silently starts again, and its checkpoints replace what could be rescued.
