@@ -288,8 +288,8 @@ test("what a killed run left unfinished is removed", async () => {
 });
 
 test("inspectFiles() says what a checkpoint holds, and which tensor of it is damaged", async () => {
-  const { kind, sound, remarks, files } = await inspectFiles(at(finished.path, 4));
-  assert.deepEqual([kind, sound, remarks], ["checkpoint", true, ["written after step 4"]]);
+  const { kind, sound, files } = await inspectFiles(at(finished.path, 4));
+  assert.deepEqual([kind, sound], ["checkpoint", true]);
   assert.deepEqual(
     files[0]?.tensors.map(({ name }) => name),
     ["adapters.master", "adapters.m", "adapters.v", "optimizer.state"],

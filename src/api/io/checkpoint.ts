@@ -4,16 +4,7 @@
  */
 import { open, readdir, stat } from "node:fs/promises";
 import { join } from "node:path";
-import type { LoramemError } from "../../ffi/error.ts";
-import { openLibrary } from "../../ffi/load.ts";
-import {
-  crc32c,
-  type DeviceBuffer,
-  type FileRing,
-  type PinnedBuffer,
-  type Stream,
-} from "../memory/mod.ts";
-import { IO_CHUNK } from "./atomic.ts";
+import type { DeviceBuffer, FileRing, PinnedBuffer, Stream } from "../memory/mod.ts";
 import {
   badCheckpoint,
   type CheckpointHeader,
@@ -22,8 +13,7 @@ import {
   parseCheckpointHeader,
 } from "./checkpoint_header.ts";
 import { ioError } from "./io_error.ts";
-import { openSafetensors } from "./safetensors.ts";
-import { headerLength, LENGTH_BYTES, type TensorEntry } from "./safetensors_header.ts";
+import { headerLength, LENGTH_BYTES } from "./safetensors_header.ts";
 
 /** A tensor of a checkpoint and the memory that it comes from or goes to. */
 export interface CheckpointPart extends CheckpointTensor {
@@ -125,29 +115,6 @@ export async function readCheckpointHeader(path: string): Promise<CheckpointHead
 }
 
 /**
- * Compares every checksum of a checkpoint, without a device.
- *
- * @returns Its header.
- * @throws {LoramemError} `BAD_FILE` naming what is damaged, `IO`.
- */
-export async function verifyCheckpoint(path: string): Promise<CheckpointHeader> {
-  await openLibrary(); // checksums
-  const header = await readCheckpointHeader(path);
-  await using file = await openSafetensors(path);
-  const buffer = new Uint8Array(IO_CHUNK);
-  for (const { name, bytes, checksum } of header.tensors.values()) {
-    let sum = 0;
-    for (let at = 0; at < bytes; at += IO_CHUNK) {
-      const part = buffer.subarray(0, Math.min(IO_CHUNK, bytes - at));
-      await file.read(file.tensors.get(name) as TensorEntry, part, at);
-      sum = crc32c(part, sum);
-    }
-    if (sum !== checksum) throw damagedTensor(path, name);
-  }
-  return header;
-}
-
-/**
  * Reads the tensors of a checkpoint and compares their checksums.
  *
  * @throws {LoramemError} `BAD_FILE` naming the tensor that is missing, of another size or damaged; the memory of `parts`
@@ -171,10 +138,6 @@ export async function readCheckpoint(
   const { checksums } = await file.read(extents, { stream, checksums: true });
   for (const [index, { name }] of parts.entries()) {
     if (checksums[index] === tensors.get(name)?.checksum) continue;
-    throw damagedTensor(path, name);
+    throw badCheckpoint(path, "the data is damaged: its checksum differs", name);
   }
-}
-
-function damagedTensor(path: string, name: string): LoramemError {
-  return badCheckpoint(path, "the data is damaged: its checksum differs", name);
 }
