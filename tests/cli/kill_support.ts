@@ -2,7 +2,7 @@
 import assert from "node:assert/strict";
 import { readdir, readFile } from "node:fs/promises";
 import { join } from "node:path";
-import { DEMO, run, temporary } from "./support.ts";
+import { DEMO, type RunOptions, run, temporary } from "./support.ts";
 
 const STEPS = 16;
 
@@ -12,10 +12,11 @@ const FLAGS = [
   ...["--max-steps", String(STEPS), "--save-every", "1", "--keep-last", "2", "--resume", "auto"],
 ];
 
-const train = (device: string, out: string, killAfter?: number) => {
-  const args = ["train", ...FLAGS, "--device", device, "--out", out];
-  return run("cli.ts", args, killAfter === undefined ? {} : { killAfter });
-};
+const train = (device: string, out: string, options: RunOptions = {}) =>
+  run("cli.ts", ["train", ...FLAGS, "--device", device, "--out", out], options);
+
+/** Printed after every save. */
+const SAVED = "Checkpoint ";
 
 /** Adapter and last checkpoint of a finished run. */
 async function resultOf(out: string): Promise<Uint8Array[]> {
@@ -37,9 +38,19 @@ export async function killRuns(
 ): Promise<{ readonly killed: number; readonly resumed: number; readonly ended: number }> {
   await using reference = await temporary();
   const start = performance.now();
-  const whole = await train(device, reference.path);
+  let firstSave = 0;
+  const whole = await train(device, reference.path, {
+    onOutput(text) {
+      if (firstSave === 0 && text.includes(SAVED)) firstSave = performance.now();
+    },
+  });
   assert.equal(whole.code, 0, whole.stderr);
-  const life = performance.now() - start;
+  const end = performance.now();
+  /** Every other one at any moment of its life, and else from its first save on, where it does not wait for its start. */
+  const moment = (kill: number): RunOptions =>
+    kill % 2 === 0
+      ? { killAfter: Math.random() * (end - start) }
+      : { killAfter: Math.random() * (end - firstSave), killFrom: SAVED };
   const expected = await resultOf(reference.path);
   const counts = { killed: 0, resumed: 0, ended: 0 };
   while (counts.killed < kills) {
@@ -47,7 +58,7 @@ export async function killRuns(
     let newest = 0;
     for (;;) {
       const enough = counts.killed >= kills;
-      const ended = await train(device, folder.path, enough ? undefined : Math.random() * life);
+      const ended = await train(device, folder.path, enough ? {} : moment(counts.killed));
       const step = /Resumed after step (\d+)/.exec(ended.stdout)?.[1];
       if (step !== undefined) counts.resumed++;
       // Mutants: a checkpoint counts before it is on the disk; the older ones go first. Nothing is ever damaged or lost.
