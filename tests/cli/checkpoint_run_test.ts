@@ -54,11 +54,12 @@ test("train --save-every writes checkpoints, and --resume goes on from one to th
 test("train saves a checkpoint where it is stopped, and goes on from there", async () => {
   await using folder = await temporary();
   const [out, plain] = [join(folder.path, "out"), join(folder.path, "plain")];
-  const flags = ["--max-steps", "40", "--save-every", "1000", "--resume", "auto"];
+  const saves = ["--save-every", "3", "--keep-last", "1", "--resume", "auto"];
+  const flags = ["--max-steps", "40", ...saves];
   let sent = false;
   const stopped = await run("cli.ts", ["train", ...FLAGS, "--out", out, ...flags], {
     onOutput: (text, kill) => {
-      if (sent || !text.includes("step 1/")) return;
+      if (sent || !text.includes("Checkpoint ")) return;
       sent = true;
       kill("SIGINT");
     },
@@ -80,7 +81,7 @@ test("train refuses a folder that another run is using, and says which process h
   let second: ReturnType<typeof train> | undefined;
   const first = await run("cli.ts", ["train", ...FLAGS, "--out", out, "--max-steps", "5000"], {
     onOutput: (text, kill) => {
-      if (second !== undefined || !text.includes("step 1/")) return;
+      if (second !== undefined || !text.includes("Predicted step")) return;
       second = train(out, ...SAVES);
       void second.then(() => kill("SIGINT"));
     },
