@@ -31,7 +31,8 @@ export class StatusLine {
     }
     const now = performance.now();
     if (!last && now - this.#lastPlain < PLAIN_INTERVAL) return;
-    this.#lastPlain = now;
+    // What follows a last line is another story, and begins at once.
+    this.#lastPlain = last ? Number.NEGATIVE_INFINITY : now;
     this.#target.write(`${text}\n`);
   }
 
