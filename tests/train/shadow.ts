@@ -49,9 +49,10 @@ class Arenas implements Disposable {
 
   /** Brings the copies in line with the device, once its work has ended. */
   async read(): Promise<void> {
-    const { stream } = this.#session.executor;
-    for (const { device, host } of this.#copies) stream.copy(host, device);
-    await stream.done();
+    const { executor } = this.#session;
+    await executor.done(); // copies beside the ops, too
+    for (const { device, host } of this.#copies) executor.stream.copy(host, device);
+    await executor.stream.done();
   }
 
   /** Brings the device in line with the copies. */
