@@ -20,6 +20,7 @@
 #define LM_PAGE UINT64_C(4096)
 
 typedef struct lm_notifier lm_notifier;
+typedef struct lm_notice lm_notice;
 typedef struct lm_retired lm_retired;
 typedef struct lm_debug lm_debug;
 
@@ -239,6 +240,12 @@ void lm_recording_drop(lm_stream *stream);
 
 /* notifier.c ----------------------------------------------------------------------------------------------------- */
 
+/* lm_notice_reserve: a callback that can be posted later without fail; NULL with the failure reported. Post it or drop it. */
+lm_notice *lm_notice_reserve(lm_ctx *ctx, lm_done_fn fn, uint64_t tag, const char *op);
+/* lm_notice_post: call fn(tag, status) soon, from the notifier's thread. */
+void lm_notice_post(lm_notice *notice, int32_t status);
+/* lm_notice_drop: it will not be called. NULL is a no-op. */
+void lm_notice_drop(lm_notice *notice);
 /* lm_notifier_request: call fn(tag, status) when stream has passed this point. */
 int32_t lm_notifier_request(lm_stream *stream, lm_done_fn fn, uint64_t tag);
 /* lm_notifier_close: no more requests; callbacks that are due are still made. Does not wait. */

@@ -86,11 +86,11 @@ static int32_t info(lm_backend *base, char *text, uint64_t cap) {
   (void)cudaGetLastError();
   return 1 + snprintf(text, cap,
                       "{\"kind\":\"cuda\",\"name\":\"%s\",\"computeCapability\":\"%d.%d\",\"driver\":\"%d.%d\","
-                      "\"runtime\":\"%d.%d\",\"memoryTotal\":%llu,\"memoryFree\":%llu,\"multiprocessors\":%d,"
+                      "\"runtime\":\"%d.%d\",\"memoryTotal\":%llu,\"memoryFree\":%llu,\"hostMemoryFree\":%llu,\"multiprocessors\":%d,"
                       "\"sharedMemory\":%d,\"l2\":%lld,\"pciBus\":\"%s\",\"gemm\":\"%s\",\"streamWorkspace\":%llu}",
                       name, p.major, p.minor, driver / 1000, driver % 1000 / 10, runtime / 1000, runtime % 1000 / 10,
-                      (ull)total_bytes, (ull)free_bytes, cuda->sm_count, cuda->shared_max, (long long)cuda->l2_bytes, bus,
-                      gemm, (ull)cuda->workspace_bytes);
+                      (ull)total_bytes, (ull)free_bytes, (ull)lm_cuda_host_available(), cuda->sm_count, cuda->shared_max,
+                      (long long)cuda->l2_bytes, bus, gemm, (ull)cuda->workspace_bytes);
 }
 
 /* Life ----------------------------------------------------------------------------------------------------------- */
@@ -155,6 +155,8 @@ static const lm_backend_api api = {
     .managed_release = lm_cuda_managed_release,
     .managed_advise = lm_cuda_managed_advise,
     .managed_prefetch = lm_cuda_managed_prefetch,
+    .range_push = lm_cuda_range_push,
+    .range_pop = lm_cuda_range_pop,
 };
 
 /* A load inside a step would stop every stream and take memory, so it happens here. */

@@ -16,7 +16,7 @@ import {
 import { norm } from "../graph/ops/norm.ts";
 import { rope } from "../graph/ops/rope.ts";
 import type { ProgramBuilder } from "../graph/program.ts";
-import type { DType, SaveRole, Value } from "../graph/value.ts";
+import { type DType, makeValue, type SaveRole, type Value } from "../graph/value.ts";
 import type { LayerAdapters } from "./adapters.ts";
 import type { ModelConfig } from "./config.ts";
 import type { DecoderWeights } from "./weights.ts";
@@ -68,18 +68,23 @@ export function emitDecoder(
     lora: LoraGroup | null,
     residual: Value | null,
     role: SaveRole | null,
+    y = builder.value(name, type, [rows, w.shape[0] as number], role),
   ): Value => {
     let s: Value | null = null;
     if (lora !== null) {
       s = builder.value(`${name}.s`, type, [rows, totalRank(lora)], "loraDown");
       builder.emit(loraDown, { s, x, lora, live });
     }
-    const y = builder.value(name, type, [rows, w.shape[0] as number], role);
     builder.emit(loraLinearGroup, { y, x, w, bias, residual, s, lora, live });
     return y;
   };
 
-  let x = builder.value("hidden", type, [rows, hiddenSize], "layerInput");
+  // The input of a layer belongs to the layer that reads it; the last layer's output goes to the final norm.
+  const inputOf = (index: number): Value => {
+    const layer = Math.min(index, config.layers - 1);
+    return makeValue("hidden", type, [rows, hiddenSize], { layer, role: "layerInput" });
+  };
+  let x = inputOf(0);
   builder.emit(embedding, { y: x, table: weights.embedding, ids, live });
   weights.layers.forEach((layer, index) => {
     builder.layer = index;
@@ -112,7 +117,9 @@ export function emitDecoder(
     );
     const h = builder.value("mlp", type, [rows, config.intermediateSize]);
     builder.emit(glu, { h, gu, live });
-    x = linear("hidden", h, layer.down, layer.downBias, lora?.down ?? null, mid, "layerInput");
+    const next = inputOf(index + 1);
+    const down = lora?.down ?? null;
+    x = linear("hidden", h, layer.down, layer.downBias, down, mid, next.role, next);
   });
   builder.layer = null;
   return normed("finalNorm", x, weights.finalNorm);

@@ -12,8 +12,10 @@ import type { SaveRole, Value } from "../graph/value.ts";
  *
  * `keep` holds what the matrix products and attention produced. `dropMlp` holds all of that but gate|up, the largest, and
  * repeats that one product. `checkpoint` holds the layer's input only, and repeats the layer up to its last product.
+ * `offload` repeats as much and holds nothing: the input waits in page-locked host memory, and comes back while the layer
+ * above is in its backward pass. The last layer's input is needed next and stays.
  */
-export type SavePolicy = "keep" | "dropMlp" | "checkpoint";
+export type SavePolicy = "keep" | "dropMlp" | "checkpoint" | "offload";
 
 /** The policy of every layer, the first layer first. */
 export type SavePoints = readonly SavePolicy[];
@@ -22,7 +24,7 @@ export type SavePoints = readonly SavePolicy[];
 export type PolicyCounts = Readonly<Record<SavePolicy, number>>;
 
 /** Every policy, fastest first. */
-export const SAVE_POLICIES: readonly SavePolicy[] = ["keep", "dropMlp", "checkpoint"];
+export const SAVE_POLICIES: readonly SavePolicy[] = ["keep", "dropMlp", "checkpoint", "offload"];
 
 const WITHOUT_MLP: readonly SaveRole[] = [
   "layerInput",
@@ -37,12 +39,19 @@ const KEPT: Readonly<Record<SavePolicy, ReadonlySet<SaveRole>>> = {
   keep: new Set<SaveRole>([...WITHOUT_MLP, "gateUp"]),
   dropMlp: new Set(WITHOUT_MLP),
   checkpoint: new Set<SaveRole>(["layerInput"]),
+  offload: new Set<SaveRole>(["layerInput"]), // of the last layer
 };
 
-/** Whether `points` keep `value` for the backward pass. What belongs to no layer is the input of one, and stays. */
+/** Whether `points` keep `value` on the device for the backward pass. */
 export function isKept(points: SavePoints, value: Value): boolean {
-  const policy = value.layer === null ? "checkpoint" : (points[value.layer] as SavePolicy);
-  return value.role !== null && KEPT[policy].has(value.role);
+  if (value.role === null || value.layer === null) return false;
+  if (value.role === "layerInput" && isOffloaded(points, value.layer)) return false;
+  return KEPT[points[value.layer] as SavePolicy].has(value.role);
+}
+
+/** Whether the input of a layer waits on the host. */
+export function isOffloaded(points: SavePoints, layer: number): boolean {
+  return points[layer] === "offload" && layer < points.length - 1;
 }
 
 /**
@@ -53,10 +62,8 @@ export function isKept(points: SavePoints, value: Value): boolean {
  * of the whole layer anyway: the last layer's policy is free, and must be the richest one. The order of the others does
  * not change the peak; lean ones first let the arena fill up late.
  */
-export function arrange(counts: PolicyCounts): SavePoints {
-  return SAVE_POLICIES.toReversed().flatMap((policy) =>
-    Array.from({ length: counts[policy] }, () => policy),
-  );
+export function arrange(counts: Partial<PolicyCounts>): SavePoints {
+  return SAVE_POLICIES.toReversed().flatMap((policy) => uniform(policy, counts[policy] ?? 0));
 }
 
 /** One policy for all layers. */
@@ -66,7 +73,7 @@ export function uniform(policy: SavePolicy, layers: number): SavePoints {
 
 /** How many layers of `points` have which policy. */
 export function countPolicies(points: SavePoints): PolicyCounts {
-  const counts = { keep: 0, dropMlp: 0, checkpoint: 0 };
+  const counts = { keep: 0, dropMlp: 0, checkpoint: 0, offload: 0 };
   for (const policy of points) counts[policy]++;
   return counts;
 }
@@ -87,7 +94,7 @@ export function describePoints(points: SavePoints): string {
 export function parsePoints(text: string, layers: number): SavePoints {
   const single = SAVE_POLICIES.find((policy) => policy === text);
   if (single !== undefined) return uniform(single, layers);
-  const counts = { keep: 0, dropMlp: 0, checkpoint: 0 };
+  const counts = { ...countPolicies([]) };
   let total = 0;
   for (const part of text.split("+")) {
     const [, count, name] = /^\s*(\d+)\s+(\w+)\s*$/.exec(part) ?? [];

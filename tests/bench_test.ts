@@ -1,0 +1,55 @@
+import assert from "node:assert/strict";
+import { readFileSync } from "node:fs";
+import { join } from "node:path";
+import { test } from "node:test";
+import { runFile, SLOW, temporaryFolder } from "./ffi/support.ts";
+import { ROOT } from "./help.ts";
+
+/** Runs a benchmark on the CPU with a small model; gives what it wrote. */
+function bench(name: string, args: readonly string[]) {
+  using folder = temporaryFolder();
+  const out = join(folder.path, "result.json");
+  const file = join(ROOT, "bench", name);
+  const { code, stdout, stderr } = runFile(file, {
+    args: [...args, "--device", "cpu", "--out", out],
+  });
+  assert.equal(code, 0, `${stdout}\n${stderr}`);
+  return { result: JSON.parse(readFileSync(out, "utf8")), stdout };
+}
+
+test(
+  "bench/budget_runs.ts puts predictions beside measurements, and keeps the refusals",
+  SLOW,
+  () => {
+    const { result, stdout } = bench("budget_runs.ts", ["--steps", "1"]);
+    assert.equal(result.rungs.length, 3);
+    assert.equal(result.budgets.length, 2);
+    for (const row of result.budgets) assert.ok(row.planBytes <= row.budgetBytes);
+    for (const row of [...result.budgets, ...result.rungs]) {
+      assert.ok(row.predictedSeconds > 0 && row.seconds > 0 && Number.isFinite(row.loss));
+    }
+    assert.match(result.refusals[0], /does not fit the memory budget/);
+    assert.match(stdout, /median error of predicted times/);
+  },
+);
+
+test("bench/longest_context.ts runs the longest document that fits", SLOW, () => {
+  const args = ["--models", "1B", "--cards", "20", "--max-seconds", "60"];
+  const { result } = bench("longest_context.ts", args);
+  const [row] = result.rows;
+  assert.ok(row.tokens > 0 && row.ranTokens === row.tokens);
+  assert.ok(row.planBytes <= 20 << 20);
+});
+
+test(
+  "bench/memory_curve.ts finds our speed in a peer's memory and our memory at its speed",
+  SLOW,
+  () => {
+    const { result } = bench("memory_curve.ts", ["--steps", "1", "--points", "2"]);
+    const [curve] = result.curves;
+    assert.equal(curve.peers[1].atItsMemory, null);
+    assert.ok(curve.peers[0].atItsMemory.planBytes <= curve.peers[0].gib * 2 ** 30);
+    assert.equal(curve.peers[1].atItsSpeed.planBytes, curve.points[0].planBytes);
+    assert.ok(result.mostTokens[0].tokens > result.mostTokens[0].peerTokens);
+  },
+);
