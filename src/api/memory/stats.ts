@@ -44,7 +44,7 @@ export interface MemoryStats {
 }
 
 /**
- * A class of memory: reservations of device memory (segments of pools are among them), page-locked host memory, pageable
+ * A class of memory: reservations of device memory (pages of pools are among them), page-locked host memory, pageable
  * memory that a {@linkcode PinnedPool} gave out in its place, managed memory.
  */
 export type MemoryClass = "device" | "pinned" | "pageable" | "managed";
