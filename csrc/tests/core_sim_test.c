@@ -186,8 +186,8 @@ static void delays_reorder_streams(void) {
   lm_ctx *ctx = open_device("sim:delays=30000/0");
   lm_stream *slow = lm_stream_create(ctx, 0), *fast = lm_stream_create(ctx, 0);
   uint8_t *memory = lm_mem_reserve(ctx, 4096);
-  EXPECT(lm_mem_fill(ctx, memory, 1, 1, slow) == LM_OK && lm_mem_fill(ctx, memory, 2, 1, fast) == LM_OK);
-  EXPECT(lm_stream_wait(fast) == LM_OK && lm_stream_query(slow) == LM_NOT_READY && memory[0] == 2);
+  EXPECT(lm_mem_fill(ctx, memory, 1, 1, slow) == LM_OK && lm_mem_fill(ctx, memory + 64, 2, 1, fast) == LM_OK);
+  EXPECT(lm_stream_wait(fast) == LM_OK && lm_stream_query(slow) == LM_NOT_READY && memory[64] == 2);
   EXPECT(lm_stream_wait(slow) == LM_OK && memory[0] == 1);
   lm_event *event = lm_event_create(ctx);
   EXPECT(lm_mem_fill(ctx, memory, 3, 1, slow) == LM_OK && lm_event_record(event, slow) == LM_OK);
