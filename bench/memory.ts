@@ -119,7 +119,7 @@ function rowsInC(): Row[] {
 }
 
 console.log(`device: ${device.kind}`);
-const { benchmarks } = await run();
+const { benchmarks } = await run({ format: "quiet" });
 const rows: Row[] = benchmarks.flatMap(({ runs, alias }) => {
   const { p50: ns, min: leastNs } = runs[0]?.stats ?? {};
   if (ns === undefined || leastNs === undefined) return [];
