@@ -111,8 +111,10 @@ export function emitDecoder(
     const mid = linear("midResidual", o, layer.o, layer.oBias, lora?.o ?? null, x, "midResidual");
     const n2 = normed("postNorm", mid, layer.postNorm);
     const tiles = mlpTiles?.(index) ?? null;
+    const next = inputOf(index + 1);
     if (tiles !== null) {
-      x = emitTiledMlp(builder, n2, mid, layer, lora, tiles);
+      emitTiledMlp(builder, next, n2, mid, layer, lora, tiles);
+      x = next;
       return;
     }
     const gu = linear(
@@ -126,7 +128,6 @@ export function emitDecoder(
     );
     const h = builder.value("mlp", type, [rows, config.intermediateSize]);
     builder.emit(glu, { h, gu, live });
-    const next = inputOf(index + 1);
     const down = lora?.down ?? null;
     const { down: w, downBias } = layer;
     x = linear("hidden", h, w, downBias, down, mid, next.role, next, "mlpLoraDown");
@@ -135,16 +136,16 @@ export function emitDecoder(
   return normed("finalNorm", x, weights.finalNorm);
 }
 
-/** The MLP of a layer in tiles; gives the layer's output. */
+/** The MLP of a layer in tiles. */
 function emitTiledMlp(
   builder: ProgramBuilder,
+  y: Value,
   x: Value,
   residual: Value,
   layer: LayerWeights,
   lora: LayerAdapters | null,
   tiles: MlpTiles,
-): Value {
-  const y = builder.value("hidden", x.dtype, x.shape, "layerInput");
+): void {
   const gateUp = { w: layer.gateUp, bias: layer.gateUpBias, lora: lora?.gateUp ?? null };
   const down = { w: layer.down, bias: layer.downBias, lora: lora?.down ?? null };
   const rows = x.shape[0] as number;
@@ -154,5 +155,4 @@ function emitTiledMlp(
       : builder.value("hidden.s", x.dtype, [rows, totalRank(down.lora)], "mlpLoraDown");
   const scratch = tileScratch(x, gateUp, tiles);
   builder.emit(tiledMlp, { y, s, x, residual, gateUp, down, tiles, scratch });
-  return y;
 }
