@@ -46,6 +46,9 @@ extern "C" {
   X(LM_ERR_DRIVER, -21, "device driver missing or too old")                   \
   X(LM_ERR_DEVICE, -22, "device failed")                                      \
   X(LM_ERR_UNSUPPORTED, -23, "not supported")                                 \
+  X(LM_ERR_FILE, -30, "the file system refused")                              \
+  X(LM_ERR_BUSY, -31, "locked by another process")                            \
+  X(LM_ERR_CANCELLED, -32, "cancelled")                                       \
   X(LM_ERR_INTERNAL, -90, "internal error")
 
 #define LM_STATUS_ENUM(symbol, value, text) symbol = value,
@@ -69,8 +72,8 @@ typedef struct lm_pinned_pool lm_pinned_pool; /* page-locked host buffers that a
 /* lm_abi_version: major << 16 | minor of this library. */
 LM_API uint32_t lm_abi_version(void);
 
-/* lm_header_hash: first 8 bytes of the SHA-256 of loramem.h, loramem_kernels.h and loramem_training.h, one after
- * the other, as the library was built from them, big-endian. */
+/* lm_header_hash: first 8 bytes of the SHA-256 of loramem.h and the headers that it includes, one after the other in
+ * that order, as the library was built from them, big-endian. */
 LM_API uint64_t lm_header_hash(void);
 
 /* lm_build_info: writes "version; backends; compiler" as text into buf [cap], always terminated.
@@ -369,6 +372,7 @@ LM_API int32_t lm_range_pop(lm_ctx *ctx);
 
 #include "loramem_kernels.h"
 #include "loramem_training.h"
+#include "loramem_files.h"
 
 #ifdef __cplusplus
 }

@@ -3,7 +3,9 @@ import { mkdir, mkdtemp, rmdir, writeFile } from "node:fs/promises";
 import { dirname, join, resolve } from "node:path";
 import process from "node:process";
 import type { Command } from "commander";
+import type { LoadProgress } from "../api/io/load_tensors.ts";
 import { formatBytes } from "../api/plan/report.ts";
+import type { Notice } from "../api/train/notice.ts";
 import { LoraTrainer } from "../api/train/trainer.ts";
 import { LoramemError } from "../ffi/error.ts";
 import { formatDuration, StatusLine } from "./status_line.ts";
@@ -25,7 +27,15 @@ async function train(settings: RunSettings): Promise<number> {
   const { options, out } = settings;
   await checkWritable(out);
   const print = (text: string) => process.stdout.write(`${text}\n`);
-  await using trainer = await LoraTrainer.open(options);
+  const line = new StatusLine(process.stdout);
+  const onNotice = ({ message }: Notice) => {
+    line.end();
+    print(message);
+  };
+  await using trainer = await LoraTrainer.open(
+    { ...options, onNotice },
+    { onProgress: (progress) => line.show(describeLoad(progress), isLoaded(progress)) },
+  );
   const { noCuda } = trainer.device.info();
   print(
     `Device ${trainer.device.kind}${noCuda === undefined ? "" : ` (${noCuda})`}, ${trainer.options.precision}`,
@@ -39,14 +49,15 @@ async function train(settings: RunSettings): Promise<number> {
     `${formatBytes(trainer.plan.deviceBytes)} on the device, known before the first step:\n${trainer.plan}`,
   );
 
-  const line = new StatusLine(process.stdout);
   using stop = listenForStop(() => {
     line.end();
     print("Stopping after this step; once more to stop at once");
   });
-  if (options.evalData !== undefined)
-    print(`Evaluation loss before: ${(await trainer.evaluate()).toFixed(4)}`);
-  await printSamples(trainer, settings, "before", print, stop.signal);
+  if (trainer.stepsDone === 0) {
+    if (options.evalData !== undefined)
+      print(`Evaluation loss before: ${(await trainer.evaluate()).toFixed(4)}`);
+    await printSamples(trainer, settings, "before", print, stop.signal);
+  }
   await runSteps(trainer, line, print, stop.signal);
   await printSamples(trainer, settings, "after", print, stop.signal);
 
@@ -54,9 +65,25 @@ async function train(settings: RunSettings): Promise<number> {
   await trainer.save(folder);
   await writeFile(join(out, "run.json"), `${JSON.stringify(describeRun(trainer), null, 2)}\n`);
   if (stop.signal.aborted)
-    print(`Stopped after step ${trainer.stepsDone} of ${trainer.totalSteps}`);
+    print(
+      `Stopped after step ${trainer.stepsDone} of ${trainer.totalSteps}` +
+        `${options.saveEvery === undefined ? "" : "; --resume auto goes on from there"}`,
+    );
   print(`Adapter written to ${folder}`);
   return stop.exitCode;
+}
+
+function isLoaded({ bytes, totalBytes }: LoadProgress): boolean {
+  return bytes === totalBytes;
+}
+
+function describeLoad(progress: LoadProgress): string {
+  const { bytes, totalBytes, seconds, bytesPerSecond } = progress;
+  const rate = `${(bytesPerSecond / 1e9).toFixed(2)} GB/s`;
+  if (isLoaded(progress)) {
+    return `Loaded ${formatBytes(bytes)} of weights in ${seconds.toFixed(1)} s, ${rate}`;
+  }
+  return `loading ${formatBytes(bytes)} of ${formatBytes(totalBytes)}  ${rate}`;
 }
 
 async function runSteps(
@@ -65,13 +92,13 @@ async function runSteps(
   print: (text: string) => void,
   signal: AbortSignal,
 ): Promise<void> {
-  const { totalSteps, stepsPerEpoch, options } = trainer;
+  const { totalSteps, stepsPerEpoch, options, stepsDone: first } = trainer;
   let [tokens, seconds, waited] = [0, 0, 0];
   for await (const step of trainer.steps({ signal })) {
     tokens += step.tokens;
     seconds += step.seconds;
     waited += step.inputWaitSeconds;
-    const left = (seconds / step.step) * (totalSteps - step.step);
+    const left = (seconds / (step.step - first)) * (totalSteps - step.step);
     const skipped = step.skipped ? `skipped at loss scale ${step.lossScale}  ` : "";
     const { modelFlopUtilization: share } = step;
     const utilization = share === null ? "" : `  ${(100 * share).toFixed(1)} % MFU`;

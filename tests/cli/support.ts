@@ -19,6 +19,8 @@ export interface RunOptions {
   /** Close the reading end of its output at the first byte. */
   readonly closeOutput?: boolean;
   readonly env?: Readonly<Record<string, string>>;
+  /** Milliseconds after which it is killed, unless it has ended. */
+  readonly killAfter?: number;
   /** Called with everything printed so far; may send signals. */
   readonly onOutput?: (text: string, kill: (signal: "SIGINT" | "SIGTERM") => void) => void;
 }
@@ -35,6 +37,11 @@ export function run(
       cwd: ROOT,
       env: { ...process.env, NO_COLOR: "1", ...options.env },
     });
+    const { killAfter } = options;
+    const timer =
+      killAfter === undefined
+        ? undefined
+        : setTimeout(() => process.kill(child.pid as number, "SIGKILL"), killAfter);
     let [stdout, stderr] = ["", ""];
     child.stdout.on("data", (chunk) => {
       if (options.closeOutput) child.stdout.destroy();
@@ -46,7 +53,10 @@ export function run(
       stderr += chunk;
     });
     child.on("error", reject);
-    child.on("close", (code) => resolve({ code, stdout, stderr }));
+    child.on("close", (code) => {
+      clearTimeout(timer);
+      resolve({ code, stdout, stderr });
+    });
   });
 }
 

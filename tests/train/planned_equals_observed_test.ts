@@ -1,4 +1,4 @@
-/** "Planned equals observed": proof (a) to (d) of ARCHITECTURE.md section 2 for 24 configurations. */
+/** "Planned equals observed": proof (a) to (d) of ARCHITECTURE.md section 2 for 25 configurations on every device. */
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import type { Precision } from "../../src/api/amp/precision.ts";
@@ -15,7 +15,14 @@ import type { Session } from "../../src/api/train/session.ts";
 import { shrunkSlots } from "../plan/shrunk_slots.ts";
 import { deepGolden } from "./deep.ts";
 import { shadowRun } from "./shadow.ts";
-import { type Golden, openGolden, planGolden, readGolden, type SessionSetup } from "./support.ts";
+import {
+  type Golden,
+  KINDS,
+  openGolden,
+  planGolden,
+  readGolden,
+  type SessionSetup,
+} from "./support.ts";
 
 /** Golden case, precision, loss chunk (a divisor of the 78 labels), and save points or the share of the way from the
  * leanest to the fastest plan that the budget allows. Golden models have two layers. */
@@ -69,11 +76,11 @@ function fullDocuments(documents: readonly Document[]): Document[] {
 /** The save points of a configuration. */
 async function pointsOf(
   golden: Golden,
-  precision: Precision,
+  setup: Pick<SessionSetup, "device" | "precision">,
   lossChunkTokens: number,
   wanted: string | number,
 ): Promise<SavePoints> {
-  const { spec } = await planGolden(golden, { precision, dims: { lossChunkTokens } });
+  const { spec } = await planGolden(golden, { ...setup, dims: { lossChunkTokens } });
   if (typeof wanted === "string") return parsePoints(wanted, spec.config.layers);
   const profile = findProfile("cpu");
   assert.ok(profile !== null);
@@ -159,27 +166,37 @@ async function prove(golden: Golden, setup: SessionSetup): Promise<void> {
   assert.deepEqual(accepted, []);
 }
 
-for (const [name, precision, lossChunkTokens, wanted] of CONFIGURATIONS) {
+const onEveryDevice = KINDS.flatMap((device) =>
+  CONFIGURATIONS.map((configuration) => [device, ...configuration] as const),
+);
+for (const [device, name, precision, lossChunkTokens, wanted] of onEveryDevice) {
   const what = typeof wanted === "string" ? wanted : `budget ${wanted}`;
-  test(`Executor keeps to its plan: ${name}, ${precision}, loss chunk ${lossChunkTokens}, ${what}`, async () => {
+  test(`Executor keeps to its plan: ${device}, ${name}, ${precision}, loss chunk ${lossChunkTokens}, ${what}`, async () => {
     const golden = await readGolden(name);
-    const policy = await pointsOf(golden, precision, lossChunkTokens, wanted);
-    await prove(golden, { policy, precision, dims: { lossChunkTokens } });
+    const policy = await pointsOf(golden, { device, precision }, lossChunkTokens, wanted);
+    await prove(golden, { device, policy, precision, dims: { lossChunkTokens } });
   });
 }
 
-for (const [name, precision, lossChunkTokens, wanted, weights] of DEEP) {
-  test(`Executor keeps to its plan: ${name} of 5 layers, ${precision}, ${weights}, ${wanted}`, async () => {
+const deepOnEveryDevice = KINDS.flatMap((device) =>
+  DEEP.map((configuration) => [device, ...configuration] as const),
+);
+for (const [device, name, precision, lossChunkTokens, wanted, weights] of deepOnEveryDevice) {
+  test(`Executor keeps to its plan: ${device}, ${name} of 5 layers, ${precision}, ${weights}, ${wanted}`, async () => {
     using golden = await deepGolden(name, 5);
     const policy = parsePoints(wanted, 5);
-    await prove(golden, { policy, precision, weights, dims: { lossChunkTokens } });
+    await prove(golden, { device, policy, precision, weights, dims: { lossChunkTokens } });
   });
 }
 
 test("Executor takes no memory from the system and no heap after commit", async () => {
   const golden = await readGolden("llama");
-  for (const mode of ["graph", "eager"] as const) {
-    await using session = await openGolden(golden, { mode });
+  const setups = KINDS.flatMap((device) => [
+    { device, mode: "graph" } as const,
+    { device, mode: "eager" } as const,
+  ]);
+  for (const setup of setups) {
+    await using session = await openGolden(golden, setup);
     const step = async (index: number) => {
       const documents = golden.batches[index % golden.batches.length] ?? [];
       await session.trainStep(documents, golden.settings);
@@ -190,7 +207,7 @@ test("Executor takes no memory from the system and no heap after commit", async 
     const memory = counters(session);
     for (let index = 1; index < 60; index++) await step(index);
     assert.ok(session.executor.device.stats().kernelLaunches > before.kernelLaunches);
-    assert.deepEqual(counters(session), memory, mode);
+    assert.deepEqual(counters(session), memory, JSON.stringify(setup));
     const { plan } = session.executor;
     assert.ok(
       before.reserved - plan.deviceBytes < 3 * 4096,

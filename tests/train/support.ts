@@ -128,7 +128,12 @@ export interface SessionSetup {
   /** What a "sim" device does on purpose. */
   readonly sim?: DeviceOptions;
   readonly weights?: WeightPlace;
+  /** Plan for checkpoints. */
+  readonly snapshot?: boolean;
 }
+
+/** Enough for models of a test. */
+export const SMALL_RING = { slots: 4, slotBytes: 1 << 16, threads: 2 };
 
 /** Sizes that hold a golden batch in one micro-batch. */
 function goldenDims({ rows, sequence }: Golden): StepDims {
@@ -154,6 +159,7 @@ export async function planGolden(golden: Golden, setup: SessionSetup = {}): Prom
     dims: { ...goldenDims(golden), ...setup.dims },
     programs: setup.programs ?? ALL_PROGRAMS,
     weights: setup.weights ?? "resident",
+    snapshot: setup.snapshot ?? false,
   };
   const { policy = "keep" } = setup;
   if (typeof policy === "string") return planRun(spec, policy);
@@ -171,7 +177,8 @@ export async function openGolden(
   const { device: kind = "cpu", threads = 2, sim } = setup;
   const device = await Device.open(kind, { threads, ...sim });
   const session = Session.commit(device, run, setup.mode ?? "graph", setup.scaler);
-  await loadWeights(session.executor, run, files);
+  await using ring = device.createFileRing(SMALL_RING);
+  await loadWeights(session.executor, run, files, ring);
   await importAdapters(session.executor, run, golden.adapter0.tensors);
   return Object.assign(session, {
     async [Symbol.asyncDispose]() {

@@ -10,7 +10,8 @@ export { DTYPES, type DType };
  * What a value's memory is reserved for; one reservation each.
  * `weights` frozen weights and constants, `trainable` masters, gradients, moments, copies and step state,
  * `activations` everything that lives inside one program, `staging` page-locked host memory for inputs and results, `host`
- * page-locked host memory for what visits the device only while it is needed: streamed weights, offloaded layer inputs.
+ * page-locked host memory for what visits the device only while it is needed (streamed weights, offloaded layer inputs)
+ * and for the copy of the state that a checkpoint is written from.
  */
 export type MemoryClass = "weights" | "trainable" | "activations" | "staging" | "host";
 

@@ -8,6 +8,7 @@ import type { Ptr } from "../../ffi/types.ts";
 import { badArgument, checkInteger } from "./arguments.ts";
 import type { DeviceBuffer } from "./device_buffer.ts";
 import { disposeWaiter, Event } from "./event.ts";
+import { createFileRing, disposeRings, type FileRing, type FileRingOptions } from "./file_ring.ts";
 import { endLeaks, type Leak, type LeakReport, leaksOf, noteMade, watchLeaks } from "./leaks.ts";
 import type { ManagedBuffer } from "./managed_buffer.ts";
 import { PerformanceMonitor, type PerformanceMonitorOptions } from "./performance_monitor.ts";
@@ -331,6 +332,15 @@ export class Device extends NativeObject implements AsyncDisposable {
   }
 
   /**
+   * Makes a ring for file work: page-locked slots and threads. One serves loading, saving, offload and streaming.
+   *
+   * @throws {LoramemError} `OUT_OF_MEMORY` where so much memory cannot be locked, `BAD_ARGUMENT`, `DISPOSED`.
+   */
+  createFileRing(options: FileRingOptions = {}): FileRing {
+    return createFileRing(this, options);
+  }
+
+  /**
    * Everything that the device holds, with owners and times, as plain data for `JSON.stringify`.
    *
    * @throws {LoramemError} `DISPOSED`.
@@ -344,10 +354,11 @@ export class Device extends NativeObject implements AsyncDisposable {
     return leaksOf(this);
   }
 
-  /** Waits for the work of every stream without blocking the event loop, then gives everything back. */
+  /** Closes its file rings, waits for the work of every stream without blocking the event loop, then gives everything back. */
   async [Symbol.asyncDispose](): Promise<void> {
     if (this.disposed) return;
     const ctx = pointerOf(this);
+    await disposeRings(this);
     const streams = [...this.#streams].flatMap(({ pointer }) => pointer ?? []);
     await Promise.allSettled(
       streams.map((stream) => streamDone(native(), ctx, stream, "Device.dispose")),

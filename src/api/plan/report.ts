@@ -9,7 +9,7 @@ const WHAT: Readonly<Record<MemoryClass, string>> = {
   trainable: "adapters: masters, gradients, moments, step state",
   activations: "everything inside a step, evaluation, generation",
   staging: "page-locked host memory: inputs and results",
-  host: "page-locked host memory: streamed weights, offloaded layer inputs",
+  host: "page-locked host memory: streamed weights, offloaded layer inputs, the state that is saved",
 };
 
 /** Largest values listed at the peak. */

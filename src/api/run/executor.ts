@@ -62,7 +62,7 @@ export class Executor {
   readonly device: Device;
   /** Computes. */
   readonly stream: Stream;
-  /** Copies input beside it. */
+  /** Copies beside it. */
   readonly copyStream: Stream;
   readonly plan: Plan;
   readonly #reserved: Reserved;
@@ -107,10 +107,10 @@ export class Executor {
       }
     }
     // Nothing is enqueued until all is made, so there is nothing to wait for.
-    const stream = undo.adopt(device.createStream(), disposeNow);
+    const createStream = () => undo.adopt(device.createStream(), disposeNow);
+    const [stream, copyStream] = [createStream(), createStream()];
     const copies = plan.classes.host === 0 ? null : new Copies(device, stream);
     undo.defer(() => void copies?.dispose());
-    const copyStream = undo.adopt(device.createStream(), disposeNow);
     const executor = new Executor(plan, mode, { device, stream, copyStream, copies, arenas });
     undo.defer(() => executor.#disposeGraphs());
     executor.#bind();
@@ -138,6 +138,11 @@ export class Executor {
   async done(): Promise<void> {
     await this.stream.done();
     await this.#reserved.copies?.done();
+  }
+
+  /** The activations as plain memory: they hold nothing between programs. */
+  get workspace(): DeviceBuffer {
+    return this.#reserved.arenas.get("activations") as DeviceBuffer;
   }
 
   /** A typed view over a staging value. */
@@ -237,6 +242,17 @@ export class Executor {
     }
   }
 
+  get #staging(): PinnedBuffer {
+    return this.#reserved.arenas.get("staging") as PinnedBuffer;
+  }
+
+  /** Fills the windows of streamed weights, before the first program; every program leaves them so. */
+  #open(): void {
+    for (const { to, from } of this.#opening ?? [])
+      this.#launch(this.#bindCall({ copyTo: to, copyFrom: from }));
+    this.#opening = null;
+  }
+
   #play(segment: BoundSegment): void {
     if (segment.graph !== null) segment.graph.launch(this.stream);
     else this.#launchOps(segment);
@@ -252,17 +268,6 @@ export class Executor {
         for (const op of ops.slice(from, to)) this.#launch(op);
       });
     }
-  }
-
-  get #staging(): PinnedBuffer {
-    return this.#reserved.arenas.get("staging") as PinnedBuffer;
-  }
-
-  /** Fills the windows of streamed weights, before the first program; every program leaves them so. */
-  #open(): void {
-    for (const { to, from } of this.#opening ?? [])
-      this.#launch(this.#bindCall({ copyTo: to, copyFrom: from }));
-    this.#opening = null;
   }
 
   #disposeGraphs(): void {

@@ -3,6 +3,7 @@
 import { LoramemError } from "../../ffi/error.ts";
 import { choosePrecision } from "../amp/precision.ts";
 import { type Adapter, readAdapter } from "../io/adapter.ts";
+import type { LoadOptions } from "../io/load_tensors.ts";
 import { openSafetensors } from "../io/safetensors.ts";
 import { Device, type DeviceInfo } from "../memory/mod.ts";
 import { readModelConfig } from "../nn/config.ts";
@@ -11,9 +12,12 @@ import { resolveLoraTargets } from "../nn/lora_config.ts";
 import type { Backend } from "../nn/programs.ts";
 import { profileOf } from "../plan/profiles.ts";
 import { importAdapters, initializeAdapters } from "./adapter_state.ts";
+import { CheckpointSetup, checkRunDir } from "./checkpoint_setup.ts";
 import { FitSearch } from "./fit_run.ts";
 import { loadWeights, storedType } from "./load_weights.ts";
 import { budgetBytes, type ResolvedOptions, resolveOptions } from "./options.ts";
+import { RunDir } from "./run_dir.ts";
+import { identify } from "./run_identity.ts";
 import {
   dimsOf,
   fitOptions,
@@ -33,8 +37,9 @@ import type { OpenedRun } from "./trainer.ts";
 const RETRY_SHARE = 0.95;
 
 /** Opens a run; nothing stays open if it fails. */
-export async function openRun(raw: unknown): Promise<OpenedRun> {
+export async function openRun(raw: unknown, load: LoadOptions): Promise<OpenedRun> {
   const options = resolveOptions(raw);
+  checkRunDir(options);
   const config = await readModelConfig(options.model);
   await using files = await openSafetensors(options.model);
   validateCheckpoint(config, files.tensors);
@@ -47,15 +52,34 @@ export async function openRun(raw: unknown): Promise<OpenedRun> {
   const device = undo.use(
     await Device.open(options.device as "auto", { threads: options.threads }),
   );
+  const ring = undo.use(device.createFileRing());
+  await using failed = new AsyncDisposableStack();
+  if (options.runDir !== undefined) {
+    const runDir = undo.use(await RunDir.open(device, ring, options.runDir));
+    failed.defer(() => runDir.remove());
+  }
   const info = device.info();
-  const dims = dimsOf(options, config, Math.max(read.data.longest, read.evalData?.longest ?? 0));
+  const backend: Backend = device.kind === "cpu" ? "cpu" : "cuda";
+  const precision = choosePrecision(options.precision, backend);
+  const longest = Math.max(read.data.longest, read.evalData?.longest ?? 0);
+  const { tokensPerMicroBatch } = dimsOf(options, config, longest);
+  const saves = options.saveEvery !== undefined;
+  const setup =
+    saves || options.resume !== undefined
+      ? await CheckpointSetup.prepare(
+          device,
+          ring,
+          options,
+          await identify(options, config, files, targets, precision, tokensPerMicroBatch, read),
+        )
+      : null;
+  const planned = setup?.planned ?? options;
+  const dims = dimsOf(planned, config, longest);
   const profile = await readProfile(
     options.deviceProfile,
     profileOf(device.kind, String(info.name ?? device.kind)),
   );
   const step = stepLoadOf(options, dims.tokensPerMicroBatch, read.data.documents);
-  const backend: Backend = device.kind === "cpu" ? "cpu" : "cuda";
-  const precision = choosePrecision(options.precision, backend);
   const spec = {
     config,
     targets,
@@ -64,14 +88,15 @@ export async function openRun(raw: unknown): Promise<OpenedRun> {
     backend,
     dims,
     programs: programsOf(options),
+    snapshot: saves,
   };
   const hostBudget = hostBudgetOf(
-    options,
-    budgetBytes(options.hostMemoryBudget),
+    planned,
+    budgetBytes(planned.hostMemoryBudget),
     backend === "cpu",
     Number(info.hostMemoryFree ?? info.memoryFree),
   );
-  const search = new FitSearch(spec, fitOptions(options, config, profile, step, hostBudget));
+  const search = new FitSearch(spec, fitOptions(planned, config, profile, step, hostBudget));
   const session = commitWithin(
     budgetBytes(options.memoryBudget),
     () => freeBytes(device.info()),
@@ -79,10 +104,14 @@ export async function openRun(raw: unknown): Promise<OpenedRun> {
     (run) => Session.commit(device, run, options.execution, scalerOf(options)),
   );
   undo.defer(() => session.dispose());
-  await loadWeights(session.executor, session.run, files);
-  await loadAdapters(session, options, adapter);
-  undo.move();
-  return { options: { ...options, precision }, lora, device, session, ...read };
+  await loadWeights(session.executor, session.run, files, ring, load);
+  const resumed = (await setup?.load(session)) ?? null;
+  if (resumed === null) await loadAdapters(session, options, adapter);
+  const checkpoints = (await setup?.start(session, resumed)) ?? null;
+  if (checkpoints !== null) undo.defer(() => checkpoints.dispose());
+  failed.move();
+  const opened = { lora, device, session, ...read, checkpoints, resumed, resources: undo.move() };
+  return { ...opened, options: { ...options, precision } };
 }
 
 /**

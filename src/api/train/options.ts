@@ -9,6 +9,7 @@ import type { RecordSource } from "../data/records.ts";
 import { nearMisses } from "../nn/config_near.ts";
 import { PROFILES } from "../plan/profiles.ts";
 import { SAVE_POLICIES } from "../plan/save_points.ts";
+import type { NoticeListener } from "./notice.ts";
 import { WEIGHT_PLACES } from "./run_plan.ts";
 import { SCHEDULES } from "./schedule.ts";
 
@@ -163,6 +164,28 @@ export const trainSchema = z.strictObject({
     .enum(["graph", "eager"])
     .default("graph")
     .describe("replay recorded segments, or call every kernel one by one"),
+  runDir: z
+    .string()
+    .min(1)
+    .optional()
+    .describe("folder of the run, where checkpoints are; locked, as one run at a time may use it"),
+  saveEvery: count()
+    .optional()
+    .describe("write a checkpoint every so many optimizer steps, and one where the run stops"),
+  keepLast: count()
+    .default(2)
+    .describe("newest checkpoints that stay; the best by evaluation loss stays too"),
+  resume: z
+    .string()
+    .min(1)
+    .optional()
+    .describe(
+      "go on from a checkpoint: auto = the newest whole one of the run's folder, if there is any; or a file or folder",
+    ),
+  onNotice: z
+    .custom<NoticeListener>((value) => typeof value === "function", "expected a function")
+    .optional()
+    .describe("called with what happens to checkpoints"),
 });
 
 /** Options as a caller writes them; everything but `model` and `data` has a default. */

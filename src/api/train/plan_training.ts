@@ -139,6 +139,7 @@ export async function planTraining(raw: PlanOptions): Promise<TrainingPlan> {
     backend,
     dims,
     programs: programsOf(options),
+    snapshot: options.saveEvery !== undefined,
   };
   const budget = budgetBytes(options.memoryBudget) ?? profileBudget(options, profile);
   const hostBudget = hostBudgetOf(

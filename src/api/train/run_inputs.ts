@@ -107,6 +107,17 @@ export function programsOf(options: ResolvedOptions): ProgramName[] {
   return programs;
 }
 
+/** Optimizer steps of one pass over the data and of the whole run. */
+export function stepCounts(
+  { batchSize, dropLast, epochs, maxSteps }: ResolvedOptions,
+  documents: number,
+): { readonly perEpoch: number; readonly total: number } {
+  const batches = documents / batchSize;
+  const perEpoch = dropLast ? Math.floor(batches) : Math.ceil(batches);
+  const all = perEpoch * epochs;
+  return { perEpoch, total: Math.min(all, maxSteps ?? all) };
+}
+
 /**
  * What may be chosen to fit the budget.
  *

@@ -4,7 +4,7 @@
  */
 import { activationType, type Precision, weightType } from "../amp/precision.ts";
 import type { ProgramName } from "../graph/program.ts";
-import { type DType, makeValue, type Value } from "../graph/value.ts";
+import { type DType, type MemoryClass, makeValue, type Value } from "../graph/value.ts";
 import { type Adapters, layoutAdapters } from "../nn/adapters.ts";
 import type { ModelConfig } from "../nn/config.ts";
 import type { LoraTarget } from "../nn/lora_config.ts";
@@ -31,6 +31,8 @@ export interface RunSpec {
   readonly programs: readonly ProgramName[];
   /** Default `"resident"`. */
   readonly weights?: WeightPlace;
+  /** Whether checkpoints are written, which takes host memory for one copy of the state. Default false. */
+  readonly snapshot?: boolean;
 }
 
 /**
@@ -55,6 +57,12 @@ export interface Staging {
   readonly transfer: Value;
 }
 
+/** A value on the device and the block on the host that it is copied to for a checkpoint. */
+export interface SnapshotValue {
+  readonly value: Value;
+  readonly copy: Value;
+}
+
 /** A planned run. */
 export interface RunPlan {
   readonly spec: RunSpec;
@@ -63,6 +71,8 @@ export interface RunPlan {
   readonly adapters: Adapters;
   readonly set: ProgramSet;
   readonly staging: Staging;
+  /** What a run must remember to go on, and its copy on the host; empty without checkpoints. */
+  readonly snapshot: readonly SnapshotValue[];
   readonly plan: Plan;
 }
 
@@ -95,8 +105,9 @@ export function planRun(
   const parts = modelParts(spec, savePoints);
   const { weights, adapters } = parts;
   const set = buildPrograms(parts, spec.programs);
-  const hostLike = (name: string, like: Value) =>
-    makeValue(name, like.dtype, like.shape, { memory: "staging" });
+  const like = (name: string, { dtype, shape }: Value, memory: MemoryClass) =>
+    makeValue(name, dtype, shape, { memory });
+  const hostLike = (name: string, of: Value) => like(name, of, "staging");
   const staging: Staging = {
     batches: [
       hostLike("staging.batch0", set.batch.block),
@@ -118,12 +129,22 @@ export function planRun(
     staging.scaler,
     staging.metrics,
   ];
-  const host = [...blocks, staging.transfer, ...set.offloaded];
+  const snapshot = (spec.snapshot === true ? rememberedValues(adapters) : []).map((value) => ({
+    value,
+    copy: like(`snapshot.${value.name}`, value, "host"),
+  }));
+  const copies = snapshot.map(({ copy }) => copy);
+  const host = [...blocks, staging.transfer, ...set.offloaded, ...copies];
   const resident = [...weights.values, ...adapters.values, ...host];
   const plan = makePlan({
     programs: set.programs,
     resident: resident.filter((value) => value !== null),
     ...about,
   });
-  return { spec, savePoints, weights, adapters, set, staging, plan };
+  return { spec, savePoints, weights, adapters, set, staging, snapshot, plan };
+}
+
+/** What changes from step to step and is needed for the next one, in the order of a checkpoint. */
+export function rememberedValues({ master, m, v, state, scaler }: Adapters): Value[] {
+  return [master, m, v, state, ...(scaler === null ? [] : [scaler])];
 }

@@ -19,6 +19,7 @@ import {
 } from "../kernels/step_structs.ts";
 import type {
   Device,
+  Event,
   PerformanceMonitor,
   PerformanceSummary,
   StepPerformance,
@@ -94,6 +95,8 @@ export class Session {
   #times: StepTimes = { deviceSeconds: 0, inputWaitSeconds: 0, modelFlopUtilization: null };
   /** Settings that are on the device. */
   #settings: OptimizerSettings | null = null;
+  /** Reached when the state may change again. */
+  #held: Event | null = null;
 
   private constructor(
     run: RunPlan,
@@ -159,6 +162,16 @@ export class Session {
     return this.#monitor.summary();
   }
 
+  /** Goes on after `steps` optimizer steps, whose state is on the device. */
+  resumeAfter(steps: number): void {
+    this.#steps = steps;
+  }
+
+  /** Lets the next update, but nothing before it, wait for `event` on the device: its state is being copied. */
+  holdUpdate(event: Event): void {
+    this.#held = event;
+  }
+
   /** Packs documents into micro-batches of the planned size. */
   pack(documents: readonly Document[]): PackedMicroBatch[] {
     const { tokensPerMicroBatch, documentsPerMicroBatch } = this.run.spec.dims;
@@ -201,6 +214,8 @@ export class Session {
 
   #enqueueUpdate(settings: OptimizerSettings): void {
     this.#useSettings(settings);
+    if (this.#held !== null) this.executor.stream.waitEvent(this.#held);
+    this.#held = null;
     this.executor.run("optimizer");
     this.#steps++;
   }

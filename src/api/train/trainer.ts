@@ -7,6 +7,7 @@ import { shuffledOrder } from "../data/order.ts";
 import type { Tokenizer } from "../data/tokenizer.ts";
 import { generateTokens } from "../generate/generate.ts";
 import { writeAdapter } from "../io/adapter.ts";
+import type { LoadOptions } from "../io/load_tensors.ts";
 import type { Device, PerformanceSummary } from "../memory/mod.ts";
 import { linearModules } from "../nn/config_tensors.ts";
 import { compressTargets, type LoraConfig } from "../nn/lora_config.ts";
@@ -14,7 +15,10 @@ import type { Plan } from "../plan/plan.ts";
 import { describePoints } from "../plan/save_points.ts";
 import { exportAdapters } from "./adapter_state.ts";
 import { checkStep } from "./check_step.ts";
+import type { CheckpointState } from "./checkpoint_state.ts";
+import type { Checkpoints, Position } from "./checkpoints.ts";
 import type { ResolvedOptions, TrainOptions } from "./options.ts";
+import { stepCounts } from "./run_inputs.ts";
 import type { WeightPlace } from "./run_plan.ts";
 import type { OptimizerSettings, Session } from "./session.ts";
 
@@ -63,6 +67,12 @@ export interface OpenedRun {
   readonly template: ChatTemplate;
   readonly data: Dataset;
   readonly evalData: Dataset | null;
+  /** Null where none are written. */
+  readonly checkpoints: Checkpoints | null;
+  /** Where the run goes on; null = at its beginning. */
+  readonly resumed: CheckpointState | null;
+  /** Everything that has to be given back. */
+  readonly resources: AsyncDisposable;
 }
 
 /**
@@ -86,25 +96,31 @@ export class LoraTrainer {
   readonly #run: OpenedRun;
   readonly #batches: { epoch: number; documents: readonly Document[] }[] = [];
   #settings: OptimizerSettings | null = null;
-  #epoch = 0;
+  /** Passes over the data that are queued or done. */
+  #epoch: number;
+  /** Batches of the next pass that are done already. */
+  #done: number;
   #busy = false;
   #disposed = false;
 
   private constructor(run: OpenedRun) {
     this.#run = run;
+    this.#epoch = run.resumed?.epoch ?? 0;
+    this.#done = run.resumed?.batch ?? 0;
   }
 
   /**
    * Reads model and data, plans and reserves the memory, loads the weights.
    *
    * @param options Everything but `model` and `data` has a default.
+   * @param load Follows the load of the weights, and stops it.
    * @returns A trainer to be disposed with `await using`.
    * @throws {LoramemError} BAD_ARGUMENT, BAD_CONFIG, BAD_DATA, BAD_FILE, UNSUPPORTED naming what to mend; OUT_OF_MEMORY
-   * if the plan does not fit the budget, naming the one that would work. Nothing stays reserved.
+   * if the plan does not fit the budget, naming the one that would work; CANCELLED. Nothing stays reserved.
    */
-  static async open(options: TrainOptions): Promise<LoraTrainer> {
+  static async open(options: TrainOptions, load: LoadOptions = {}): Promise<LoraTrainer> {
     const { openRun } = await import("./open_run.ts"); // brings in zod
-    return new LoraTrainer(await openRun(options));
+    return new LoraTrainer(await openRun(options, load));
   }
 
   /** The memory plan. `String(plan)` is a table. */
@@ -149,15 +165,12 @@ export class LoraTrainer {
 
   /** Optimizer steps in one pass over the data. */
   get stepsPerEpoch(): number {
-    const { batchSize, dropLast } = this.options;
-    const batches = this.#run.data.documents.length / batchSize;
-    return dropLast ? Math.floor(batches) : Math.ceil(batches);
+    return stepCounts(this.options, this.#run.data.documents.length).perEpoch;
   }
 
   /** Optimizer steps of the whole run. */
   get totalSteps(): number {
-    const all = this.stepsPerEpoch * this.options.epochs;
-    return Math.min(all, this.options.maxSteps ?? all);
+    return stepCounts(this.options, this.#run.data.documents.length).total;
   }
 
   /** Optimizer steps done, skipped ones included. */
@@ -168,6 +181,10 @@ export class LoraTrainer {
   /**
    * Trains, one optimizer step per iteration. Leaving the loop stops at a step boundary; the next call goes on there.
    *
+   * With `saveEvery`, the checkpoint of a step is begun when the loop asks for the next one, so it knows of an evaluation in
+   * between, and is written while training goes on. At the end, and where `signal` stops, one is written and awaited; after
+   * a `break`, {@linkcode LoraTrainer.checkpoint} does that.
+   *
    * @param options `signal` stops after the current step.
    * @returns What each step did.
    * @throws {LoramemError} DEVICE if the loss is not finite, or the gradient where no lower loss scale can help; the adapters
@@ -176,9 +193,16 @@ export class LoraTrainer {
   async *steps(
     options: { readonly signal?: AbortSignal } = {},
   ): AsyncGenerator<StepInfo, void, void> {
-    while (this.stepsDone < this.totalSteps && !options.signal?.aborted) {
+    const { checkpoints } = this.#run;
+    for (;;) {
+      const stops = this.stepsDone >= this.totalSteps || options.signal?.aborted === true;
+      if (checkpoints?.due(this.stepsDone, stops)) {
+        await this.#exclusive("steps", () => checkpoints.save(this.#position()));
+      }
+      if (stops) break;
       yield await this.#exclusive("steps", () => this.#step());
     }
+    await checkpoints?.settled();
   }
 
   /**
@@ -187,12 +211,14 @@ export class LoraTrainer {
    * @throws {LoramemError} BAD_ARGUMENT if the run has no evaluation data.
    */
   async evaluate(): Promise<number> {
-    const { evalData, session } = this.#run;
+    const { evalData, session, checkpoints } = this.#run;
     if (evalData === null) {
       const message = "evaluate: the run has no evaluation data: give evalData when opening it";
       throw new LoramemError("BAD_ARGUMENT", message, { name: "evalData" });
     }
-    return await this.#exclusive("evaluate", () => session.evaluate(evalData.documents));
+    const loss = await this.#exclusive("evaluate", () => session.evaluate(evalData.documents));
+    checkpoints?.evaluated(this.stepsDone, loss);
+    return loss;
   }
 
   /**
@@ -274,12 +300,31 @@ export class LoraTrainer {
     });
   }
 
-  /** Waits for the device and gives everything back; twice is fine. */
+  /**
+   * Writes a checkpoint of the run as it is now, and waits until it is on the disk.
+   *
+   * @throws {LoramemError} BAD_ARGUMENT where the run was opened without `saveEvery`; IO if it cannot be written, and earlier
+   * ones are intact.
+   */
+  async checkpoint(): Promise<void> {
+    const { checkpoints } = this.#run;
+    if (checkpoints === null) {
+      const message =
+        "checkpoint: the run has no memory planned for it: open it with runDir and saveEvery";
+      throw new LoramemError("BAD_ARGUMENT", message, { name: "saveEvery" });
+    }
+    const refused = await this.#exclusive("checkpoint", async () => {
+      await checkpoints.save(this.#position());
+      return await checkpoints.settled();
+    });
+    if (refused !== null) throw refused;
+  }
+
+  /** Waits for the device and for a checkpoint under way, and gives everything back; twice is fine. */
   async [Symbol.asyncDispose](): Promise<void> {
     if (this.#disposed) return;
     this.#disposed = true;
-    await this.#run.session.dispose();
-    await this.#run.device[Symbol.asyncDispose]();
+    await this.#run.resources[Symbol.asyncDispose]();
   }
 
   async #step(): Promise<StepInfo> {
@@ -302,19 +347,28 @@ export class LoraTrainer {
     return { step: session.steps, epoch, ...measured, ...speed };
   }
 
+  /** Where the next step stands in the order of the data. */
+  #position(): Position {
+    const left = this.#batches.length;
+    const step = this.stepsDone;
+    if (left === 0) return { step, epoch: this.#epoch, batch: this.#done };
+    return { step, epoch: this.#epoch - 1, batch: this.stepsPerEpoch - left };
+  }
+
   /** Cuts the next epoch into batches. */
   #queueEpoch(): void {
     const { options, data } = this.#run;
     const { documents } = data;
     const order = shuffledOrder(documents.length, options.seed, this.#epoch);
     this.#epoch++;
-    for (let batch = 0; batch < this.stepsPerEpoch; batch++) {
+    for (let batch = this.#done; batch < this.stepsPerEpoch; batch++) {
       const picked = order.subarray(batch * options.batchSize, (batch + 1) * options.batchSize);
       this.#batches.push({
         epoch: this.#epoch,
         documents: Array.from(picked, (index) => documents[index] as Document),
       });
     }
+    this.#done = 0;
   }
 
   /** One thing at a time: they share the device's activations. */
