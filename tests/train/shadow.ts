@@ -108,6 +108,7 @@ export async function shadowRun(
     ) as typeof memory;
     await arenas.write();
     launch();
+    await executor.done();
     await arenas.read();
     for (const c of CLASSES) {
       outside(writable[c], memory[c].length, (start, end) => {

@@ -14,6 +14,7 @@ import {
   rootOf,
   type Value,
 } from "../graph/value.ts";
+import { isTransfer } from "../graph/weave.ts";
 import { type KernelName, launchPacked, packKernelArgs } from "../kernels/launch.ts";
 import { addressOf, type Ptr } from "../memory/internal.ts";
 import type { Device, DeviceBuffer, Event, Graph, PinnedBuffer, Stream } from "../memory/mod.ts";
@@ -62,7 +63,7 @@ export class Executor {
   readonly device: Device;
   /** Computes. */
   readonly stream: Stream;
-  /** Copies beside it. */
+  /** Copies input beside it. */
   readonly copyStream: Stream;
   readonly plan: Plan;
   readonly #reserved: Reserved;
@@ -107,10 +108,10 @@ export class Executor {
       }
     }
     // Nothing is enqueued until all is made, so there is nothing to wait for.
-    const createStream = () => undo.adopt(device.createStream(), disposeNow);
-    const [stream, copyStream] = [createStream(), createStream()];
-    const copies = plan.classes.host === 0 ? null : new Copies(device, stream);
+    const stream = undo.adopt(device.createStream(), disposeNow);
+    const copies = hasCopies(plan) ? new Copies(device, stream) : null;
     undo.defer(() => void copies?.dispose());
+    const copyStream = undo.adopt(device.createStream(), disposeNow);
     const executor = new Executor(plan, mode, { device, stream, copyStream, copies, arenas });
     undo.defer(() => executor.#disposeGraphs());
     executor.#bind();
@@ -322,6 +323,10 @@ export class Executor {
   get #copies(): Copies {
     return this.#reserved.copies as Copies;
   }
+}
+
+function hasCopies({ programs }: Plan): boolean {
+  return [...programs.values()].some(({ program }) => program.ops.some(isTransfer));
 }
 
 /** Copies and waits are calls of streams, made anew in every run. */

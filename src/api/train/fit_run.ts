@@ -45,7 +45,7 @@ export interface FitOptions {
   readonly lossChunkTokens: number | null;
   /** Place of the weights, as asked for; null, the default = choose. */
   readonly weights?: WeightPlace | null;
-  /** Bytes of class `host` that may be taken. Default: no limit. */
+  /** Page-locked host bytes that weights and layer inputs may take. Default: no limit. */
   readonly hostBudget?: number;
   readonly profile: DeviceProfile;
   readonly step: StepLoad;
@@ -58,7 +58,7 @@ export interface Candidate {
   readonly lossChunkTokens: number;
   /** Bytes of weights, trainables and activations. */
   readonly deviceBytes: number;
-  /** Bytes of page-locked host memory besides the staging blocks. */
+  /** Page-locked host bytes of streamed weights and offloaded layer inputs. */
   readonly hostBytes: number;
   /** Seconds of an optimizer step. */
   readonly seconds: number;

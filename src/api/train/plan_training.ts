@@ -41,7 +41,7 @@ export type PlanOptions = Omit<TrainOptions, "data"> & Partial<Pick<TrainOptions
 export interface Alternative {
   /** The smallest budget that gets it, bytes. */
   readonly budget: number;
-  /** Page-locked host bytes that it takes besides the staging blocks. */
+  /** Page-locked host bytes of streamed weights and offloaded layer inputs. */
   readonly hostBytes: number;
   readonly weights: WeightPlace;
   readonly savePoints: string;
