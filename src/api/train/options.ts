@@ -88,7 +88,7 @@ export const trainSchema = z.strictObject({
     .min(1)
     .default("auto")
     .describe(
-      `rates for predicted times: auto = by the device, ${PROFILES.map(({ name }) => name).join(", ")} or a JSON file`,
+      `rates for predicted times: auto = measured by loramem doctor --calibrate, else by the device; ${PROFILES.map(({ name }) => name).join(", ")} or a JSON file`,
     ),
   memoryBudget: z
     .union([z.literal("auto"), z.number().positive(), z.string().regex(BYTES)])
