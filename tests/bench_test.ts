@@ -22,7 +22,7 @@ test(
   SLOW,
   () => {
     const { result, stdout } = bench("budget_runs.ts", ["--steps", "1"]);
-    assert.equal(result.rungs.length, 3);
+    assert.equal(result.rungs.length, 4);
     assert.equal(result.budgets.length, 2);
     for (const row of result.budgets) assert.ok(row.planBytes <= row.budgetBytes);
     for (const row of [...result.budgets, ...result.rungs]) {
@@ -32,6 +32,15 @@ test(
     assert.match(stdout, /median error of predicted times/);
   },
 );
+
+test("bench/stream.ts keeps to its budget, and gets the loss of resident weights", SLOW, () => {
+  const { result, stdout } = bench("stream.ts", ["--steps", "1"]);
+  assert.equal(result.rows[0].sameLoss, true);
+  for (const row of result.rows) {
+    assert.ok(row.planBytes <= result.settings.budget && row.hostBytes > 0 && row.linkSeconds > 0);
+  }
+  assert.match(stdout, /same bits/);
+});
 
 test("bench/longest_context.ts runs the longest document that fits", SLOW, () => {
   const args = ["--models", "1B", "--cards", "20", "--max-seconds", "60"];
