@@ -154,7 +154,7 @@ export const loraLinearGroup: OpKind<LoraLinearGroupAttributes> = {
   },
 };
 
-interface AdapterBackward {
+export interface AdapterBackward {
   readonly lora: LoraGroup;
   readonly x: Value;
   readonly s: Value;
@@ -162,7 +162,7 @@ interface AdapterBackward {
   readonly ds: Value;
 }
 
-interface LoraLinearBackwardAttributes {
+export interface LoraLinearBackwardAttributes {
   /** [T, K]; null if nobody wants it (the lowest adapted layer). */
   readonly dx: Value | null;
   readonly dy: Value;
@@ -173,7 +173,7 @@ interface LoraLinearBackwardAttributes {
   readonly live: Value | null;
 }
 
-const loraLinearBackward: OpKind<LoraLinearBackwardAttributes> = {
+export const loraLinearBackward: OpKind<LoraLinearBackwardAttributes> = {
   name: "loraLinearGroupBackward",
   uses({ dx, dy, w, adapter, live }) {
     const base = present([dy, dx === null ? null : w, live]);
