@@ -40,7 +40,7 @@ lm_file_request *lm_file_open(lm_file_ring *ring, const char *path, int32_t mode
 /* Asks for O_DIRECT, which the file system may refuse. @return false with the failure kept */
 static bool open_direct(lm_file_request *request, lm_file *file, int32_t flags) {
   const lm_file_calls *calls = file->ring->calls;
-  int32_t fd = calls->open(calls->owner, file->path, flags | O_DIRECT, 0);
+  int32_t fd = lm_call_open(calls, file->path, flags | O_DIRECT, 0);
   if (fd >= 0) {
     file->direct_fd = fd;
     atomic_store(&file->direct, true);
@@ -70,7 +70,8 @@ static bool preallocate(lm_file_request *request, lm_file *file) {
   while (failed == -EINTR);
   if (failed == -EOPNOTSUPP) {
     call = "ftruncate";
-    failed = calls->ftruncate(calls->owner, file->fd, request->argument);
+    do failed = calls->ftruncate(calls->owner, file->fd, request->argument);
+    while (failed == -EINTR);
   }
   if (failed) lm_request_fail_call(request, call, failed, file->path, request->argument);
   return !failed;
@@ -80,7 +81,7 @@ static bool open_file(lm_file_request *request, lm_file *file) {
   const lm_file_calls *calls = file->ring->calls;
   int32_t flags = O_CLOEXEC | (file->mode == LM_FILE_READ ? O_RDONLY : O_RDWR);
   int32_t create = file->mode == LM_FILE_CREATE ? O_CREAT | O_EXCL : 0;
-  int32_t fd = calls->open(calls->owner, file->path, flags | create, 0666);
+  int32_t fd = lm_call_open(calls, file->path, flags | create, 0666);
   if (fd < 0) {
     lm_request_fail_call(request, "open", fd, file->path, 0);
     return false;
@@ -220,7 +221,7 @@ static bool sync_folder(lm_file_request *request, const char *path) {
     return false;
   }
   const char *call = "open";
-  int32_t fd = calls->open(calls->owner, folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC, 0), failed = fd < 0 ? fd : 0;
+  int32_t fd = lm_call_open(calls, folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC, 0), failed = fd < 0 ? fd : 0;
   if (fd >= 0) {
     failed = retry(calls->fsync, calls->owner, fd);
     call = "fsync";
@@ -325,7 +326,7 @@ static void run_folder(lm_file_request *request) {
   size_t length = strlen(request->path);
   while (length > 1 && request->path[length - 1] == '/') request->path[--length] = 0;
   if (!make_folder(request, length)) return;
-  int32_t fd = calls->open(calls->owner, request->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC, 0);
+  int32_t fd = lm_call_open(calls, request->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC, 0);
   if (fd < 0) lm_request_fail_call(request, "open", fd, request->path, 0); /* a file is in the way */
   else (void)calls->close(calls->owner, fd);
 }

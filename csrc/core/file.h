@@ -136,6 +136,8 @@ struct lm_file_request {
 extern const lm_file_calls lm_system_calls;
 /* lm_file_calls_of: the table of a context. */
 const lm_file_calls *lm_file_calls_of(lm_ctx *ctx);
+/* lm_call_open: open, again where it was interrupted. */
+int32_t lm_call_open(const lm_file_calls *calls, const char *path, int32_t flags, uint32_t mode);
 /* lm_clock_ns: CLOCK_MONOTONIC. */
 uint64_t lm_clock_ns(void);
 

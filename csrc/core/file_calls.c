@@ -118,6 +118,13 @@ const lm_file_calls *lm_file_calls_of(lm_ctx *ctx) {
   return ctx->api->file_calls ? ctx->api->file_calls(ctx->backend) : &lm_system_calls;
 }
 
+int32_t lm_call_open(const lm_file_calls *calls, const char *path, int32_t flags, uint32_t mode) {
+  int32_t fd;
+  do fd = calls->open(calls->owner, path, flags, mode);
+  while (fd == -EINTR);
+  return fd;
+}
+
 uint64_t lm_clock_ns(void) {
   struct timespec now;
   clock_gettime(CLOCK_MONOTONIC, &now);

@@ -34,12 +34,14 @@ static int32_t read_holder(const lm_file_calls *calls, int32_t fd) {
 static int32_t write_holder(const lm_file_calls *calls, int32_t fd) {
   char text[32];
   int length = snprintf(text, sizeof text, "%ld\n", (long)getpid());
-  int32_t failed = calls->ftruncate(calls->owner, fd, 0);
+  int32_t failed;
   int64_t put;
+  do failed = calls->ftruncate(calls->owner, fd, 0);
+  while (failed == -EINTR);
   if (failed) return failed;
   do put = calls->pwrite(calls->owner, fd, text, (uint64_t)length, 0);
   while (put == -EINTR);
-  return put < 0 ? (int32_t)put : 0;
+  return put < 0 ? (int32_t)put : put < length ? -EIO : 0;
 }
 
 lm_file_lock *lm_file_lock_acquire(lm_ctx *ctx, int32_t *holder, const char *path) {
@@ -52,7 +54,7 @@ lm_file_lock *lm_file_lock_acquire(lm_ctx *ctx, int32_t *holder, const char *pat
   const lm_file_calls *calls = lm_file_calls_of(ctx);
   lm_file_lock *lock = lm_heap_alloc(ctx, sizeof *lock, op);
   if (!lock) return NULL;
-  int32_t fd = calls->open(calls->owner, path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+  int32_t fd = lm_call_open(calls, path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
   if (fd < 0) {
     fail_call(ctx, "open", fd, path);
     lm_heap_release(lock);

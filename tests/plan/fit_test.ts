@@ -151,15 +151,19 @@ test("FitSearch never changes what a step computes on", () => {
   }
 });
 
-test("largestTokens() is the most that fits", () => {
+// Mutant: leave the mixes whose last layer keeps everything out of leanest().
+test("largestTokens() is the most that fits, with host memory and without", () => {
   const spec = specOf("Llama-3.2-1B");
-  const { options } = searchOf(spec);
-  const budget = 6 * GIB;
-  const tokens = largestTokens(spec, options, budget, 131_072);
-  assert.ok(tokens !== null && tokens % 64 === 0);
-  const bytes = (tokensPerMicroBatch: number) =>
-    searchOf(specOf("Llama-3.2-1B", { tokensPerMicroBatch })).smallest.deviceBytes;
-  assert.ok(bytes(tokens) <= budget);
-  assert.ok(bytes(tokens + 64) > budget);
-  assert.equal(largestTokens(spec, options, GIB, 131_072), null);
+  for (const hostBudget of [0, 4 * GIB]) {
+    const { options } = searchOf(spec, { hostBudget });
+    const budget = 6 * GIB;
+    const tokens = largestTokens(spec, options, budget, 131_072);
+    assert.ok(tokens !== null && tokens % 64 === 0);
+    const bytes = (tokensPerMicroBatch: number) =>
+      searchOf(specOf("Llama-3.2-1B", { tokensPerMicroBatch }), { hostBudget }).smallest
+        .deviceBytes;
+    assert.ok(bytes(tokens) <= budget);
+    assert.ok(bytes(tokens + 64) > budget, `host ${hostBudget}`);
+    assert.equal(largestTokens(spec, options, GIB, 131_072), null);
+  }
 });

@@ -50,10 +50,10 @@ class Arenas implements Disposable {
 
   /** Brings the copies in line with the device, once its ops and its own copies have ended. */
   async read(): Promise<void> {
-    const { stream } = this.#session.executor;
-    await this.#session.executor.done();
-    for (const { device, host } of this.#copies) stream.copy(host, device);
-    await stream.done();
+    const { executor } = this.#session;
+    await executor.done(); // copies beside the ops, too
+    for (const { device, host } of this.#copies) executor.stream.copy(host, device);
+    await executor.stream.done();
   }
 
   /** Brings the device in line with the copies. */
@@ -109,6 +109,7 @@ export async function shadowRun(
     ) as typeof memory;
     await arenas.write();
     launch();
+    await executor.done();
     await arenas.read();
     for (const c of CLASSES) {
       outside(writable[c], memory[c].length, (start, end) => {

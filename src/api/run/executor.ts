@@ -63,7 +63,7 @@ export class Executor {
   readonly device: Device;
   /** Computes. */
   readonly stream: Stream;
-  /** Copies beside it. */
+  /** Copies input beside it. */
   readonly copyStream: Stream;
   readonly plan: Plan;
   readonly #reserved: Reserved;
@@ -108,10 +108,10 @@ export class Executor {
       }
     }
     // Nothing is enqueued until all is made, so there is nothing to wait for.
-    const createStream = () => undo.adopt(device.createStream(), disposeNow);
-    const [stream, copyStream] = [createStream(), createStream()];
+    const stream = undo.adopt(device.createStream(), disposeNow);
     const copies = hasCopies(plan) ? new Copies(device, stream) : null;
     undo.defer(() => void copies?.dispose());
+    const copyStream = undo.adopt(device.createStream(), disposeNow);
     const executor = new Executor(plan, mode, { device, stream, copyStream, copies, arenas });
     undo.defer(() => executor.#disposeGraphs());
     executor.#bind();

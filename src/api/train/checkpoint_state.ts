@@ -6,6 +6,7 @@ import { z } from "zod";
 import type { Precision } from "../amp/precision.ts";
 import type { LoraTarget } from "../nn/lora_config.ts";
 import type { ResolvedOptions } from "./options.ts";
+import { WEIGHT_PLACES } from "./run_plan.ts";
 
 const count = () => z.int().min(0);
 
@@ -20,6 +21,7 @@ const schema = z.strictObject({
   /** What `"auto"` came to, and under which plan. */
   chosen: z.strictObject({
     device: z.string(),
+    weights: z.enum(WEIGHT_PLACES),
     savePoints: z.string(),
     lossChunkTokens: count(),
     plan: z.string(),

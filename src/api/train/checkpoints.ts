@@ -152,7 +152,7 @@ export class Checkpoints {
   /** What the disk refuses is a notice; everything else is thrown on. */
   #refused(error: unknown, file: string, what: string): LoramemError {
     if (!(error instanceof LoramemError && error.is("IO"))) throw error;
-    const message = `Checkpoint ${file} ${what}, the run goes on: ${error.message}`;
+    const message = `Checkpoint ${what}, the run goes on: ${error.message}`;
     this.#run.notice({ kind: "checkpointFailed", file, message });
     return error;
   }

@@ -72,12 +72,13 @@ export class Resume {
 
   /** The options of the run, with what its checkpoint had chosen in place of `"auto"`: another choice may round otherwise. */
   planned(options: ResolvedOptions): ResolvedOptions {
-    const { savePoints, lossChunkTokens } = this.state.chosen;
+    const { weights, savePoints, lossChunkTokens } = this.state.chosen;
+    const { weights: place, savePoints: points, lossChunkTokens: chunk } = options;
     return {
       ...options,
-      savePoints: options.savePoints === "auto" ? savePoints : options.savePoints,
-      lossChunkTokens:
-        options.lossChunkTokens === "auto" ? lossChunkTokens : options.lossChunkTokens,
+      weights: place === "auto" ? weights : place,
+      savePoints: points === "auto" ? savePoints : points,
+      lossChunkTokens: chunk === "auto" ? lossChunkTokens : chunk,
     };
   }
 

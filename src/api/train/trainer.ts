@@ -75,6 +75,15 @@ export interface OpenedRun {
   readonly resources: AsyncDisposable;
 }
 
+/** The documents of a step to come. */
+interface QueuedBatch {
+  /** Counted from 1. */
+  readonly epoch: number;
+  /** Its place in the epoch, from 0. */
+  readonly batch: number;
+  readonly documents: readonly Document[];
+}
+
 /**
  * Fine-tunes a language model with LoRA (Hu et al. 2021, arXiv:2106.09685).
  *
@@ -94,7 +103,7 @@ export interface OpenedRun {
  */
 export class LoraTrainer {
   readonly #run: OpenedRun;
-  readonly #batches: { epoch: number; documents: readonly Document[] }[] = [];
+  readonly #batches: QueuedBatch[] = [];
   #settings: OptimizerSettings | null = null;
   /** Passes over the data that are queued or done. */
   #epoch: number;
@@ -330,10 +339,7 @@ export class LoraTrainer {
   async #step(): Promise<StepInfo> {
     const { options, session } = this.#run;
     while (this.#batches.length < 2) this.#queueEpoch();
-    const { epoch, documents } = this.#batches.shift() as {
-      epoch: number;
-      documents: readonly Document[];
-    };
+    const { epoch, documents } = this.#batches.shift() as QueuedBatch;
     this.#settings ??= { ...options, totalSteps: this.totalSteps };
     const started = performance.now();
     const next = session.steps + 1 < this.totalSteps ? this.#batches[0]?.documents : null;
@@ -349,10 +355,10 @@ export class LoraTrainer {
 
   /** Where the next step stands in the order of the data. */
   #position(): Position {
-    const left = this.#batches.length;
+    const [next] = this.#batches;
     const step = this.stepsDone;
-    if (left === 0) return { step, epoch: this.#epoch, batch: this.#done };
-    return { step, epoch: this.#epoch - 1, batch: this.stepsPerEpoch - left };
+    if (next === undefined) return { step, epoch: this.#epoch, batch: this.#done };
+    return { step, epoch: next.epoch - 1, batch: next.batch };
   }
 
   /** Cuts the next epoch into batches. */
@@ -365,6 +371,7 @@ export class LoraTrainer {
       const picked = order.subarray(batch * options.batchSize, (batch + 1) * options.batchSize);
       this.#batches.push({
         epoch: this.#epoch,
+        batch,
         documents: Array.from(picked, (index) => documents[index] as Document),
       });
     }
