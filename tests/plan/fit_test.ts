@@ -76,7 +76,6 @@ test("FitSearch.fit() plans Llama-3.1-8B at 24, 20 and 18 GiB and refuses 16 and
       new RegExp(`${smallest} bytes`),
       /weights 14\.96 GiB, trainable 720\.00 MiB, activations/,
       /set tokensPerMicroBatch to \d+ or less/,
-      /set mlpTileTokens to 1024/,
     ),
   );
   assert.throws(

@@ -189,15 +189,6 @@ for (const [device, name, precision, lossChunkTokens, wanted, weights] of deepOn
   });
 }
 
-for (const device of KINDS) {
-  test(`Executor keeps to its plan: ${device}, llama of 5 layers, fp32, stream, the MLP in tiles`, async () => {
-    using golden = await deepGolden("llama", 5);
-    const policy = parsePoints("1 keep + 1 checkpoint + 3 offload", 5);
-    const dims = { lossChunkTokens: 26, mlpTileTokens: 32 };
-    await prove(golden, { device, policy, precision: "fp32", weights: "stream", dims });
-  });
-}
-
 test("Executor takes no memory from the system and no heap after commit", async () => {
   const golden = await readGolden("llama");
   const setups = KINDS.flatMap((device) => [

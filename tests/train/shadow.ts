@@ -39,8 +39,7 @@ class Arenas implements Disposable {
       const anyValue =
         plan.resident.find((value) => value.memory === memoryClass) ?? activationOf(session, name);
       const { buffer } = session.executor.locate(anyValue);
-      if (memoryClass === "host") return (buffer as PinnedBuffer).view(Uint8Array);
-      if (device.kind === "cpu") return hostView(buffer, Uint8Array);
+      if (device.kind === "cpu" || memoryClass === "host") return hostView(buffer, Uint8Array);
       const host = device.createPinnedBuffer(buffer.bytes);
       this.#copies.push({ device: buffer as DeviceBuffer, host });
       return host.view(Uint8Array);
@@ -48,7 +47,7 @@ class Arenas implements Disposable {
     this.memory = Object.fromEntries(CLASSES.map((c) => [c, view(c)])) as typeof this.memory;
   }
 
-  /** Brings the copies in line with the device, once its ops and its own copies have ended. */
+  /** Brings the copies in line with the device, once its work has ended. */
   async read(): Promise<void> {
     const { executor } = this.#session;
     await executor.done(); // copies beside the ops, too

@@ -3,7 +3,7 @@
  * producers (fan-in) and re-emits producers of values that were not kept.
  */
 import { add } from "./ops/add.ts";
-import type { BackwardWalk, OpKind, ProgramBuilder, TapeOp } from "./program.ts";
+import type { BackwardWalk, Op, OpKind, ProgramBuilder } from "./program.ts";
 import { makeValue, rootOf, type Value, viewOf } from "./value.ts";
 
 /**
@@ -17,19 +17,19 @@ import { makeValue, rootOf, type Value, viewOf } from "./value.ts";
  */
 export function emitBackward(
   builder: ProgramBuilder,
-  forward: readonly TapeOp[],
+  forward: readonly Op[],
   seeds: ReadonlyMap<Value, Value>,
   isKept: (value: Value) => boolean,
   restored: ReadonlyMap<Value, Value> = new Map(),
 ): void {
   const walk = new ReverseWalk(builder, forward, seeds, isKept, restored);
-  for (let index = forward.length - 1; index >= 0; index--) walk.step(forward[index] as TapeOp);
+  for (let index = forward.length - 1; index >= 0; index--) walk.step(forward[index] as Op);
 }
 
 class ReverseWalk implements BackwardWalk {
   readonly #builder: ProgramBuilder;
   readonly #gradients: Map<Value, Value>;
-  readonly #producers = new Map<Value, TapeOp>();
+  readonly #producers = new Map<Value, Op>();
   readonly #wanted = new Set<Value>();
   readonly #isKept: (value: Value) => boolean;
   /** Recomputed and restored copies. Every copy is read for the last time within its own layer, so none lives long. */
@@ -37,7 +37,7 @@ class ReverseWalk implements BackwardWalk {
 
   constructor(
     builder: ProgramBuilder,
-    forward: readonly TapeOp[],
+    forward: readonly Op[],
     seeds: ReadonlyMap<Value, Value>,
     isKept: (value: Value) => boolean,
     restored: ReadonlyMap<Value, Value>,
@@ -57,7 +57,7 @@ class ReverseWalk implements BackwardWalk {
     }
   }
 
-  step(op: TapeOp): void {
+  step(op: Op): void {
     if (!op.uses.writes.some((value) => this.#gradients.has(value) && this.wants(value))) return;
     this.#builder.layer = op.layer;
     op.kind.backward?.(op.attributes, this);
@@ -107,16 +107,12 @@ class ReverseWalk implements BackwardWalk {
     this.#builder.emit(kind, attributes, "backward");
   }
 
-  recompute<A>(kind: OpKind<A>, attributes: A): void {
-    this.#builder.emit(kind, attributes, "recompute");
-  }
-
   gradientLike(value: Value): Value {
     return this.#builder.value(`d(${value.name})`, value.dtype, value.shape);
   }
 
   /** Emits the producer of a dropped value again, from kept ancestors: the same kernel, so the same bits. */
-  #recompute(producer: TapeOp): void {
+  #recompute(producer: Op): void {
     const mapping = new Map<Value, Value>();
     for (const value of producer.uses.reads) mapping.set(value, this.need(value));
     for (const value of producer.uses.writes) {

@@ -57,17 +57,6 @@ export interface OpKind<A> {
   backward?(attributes: A, walk: BackwardWalk): void;
 }
 
-/** Appends an op. */
-export type EmitOp = <A>(kind: OpKind<A>, attributes: A) => void;
-
-/** A kind that stands for several ops: programs hold those, and the reverse walk sees it as one. */
-export interface CompositeKind<A> {
-  readonly name: string;
-  uses(attributes: A): OpUses;
-  expand(attributes: A, emit: EmitOp): void;
-  backward(attributes: A, walk: BackwardWalk): void;
-}
-
 /** What a backward rule may ask of the reverse walk. */
 export interface BackwardWalk {
   /** Gradient of a value, complete once all its consumers were walked; null if nothing depends on it. */
@@ -82,8 +71,6 @@ export interface BackwardWalk {
   need(value: Value): Value;
   /** Appends an op of the backward pass. */
   emit<A>(kind: OpKind<A>, attributes: A): void;
-  /** Appends an op of the forward pass again. */
-  recompute<A>(kind: OpKind<A>, attributes: A): void;
   /** A new value shaped and typed like `value`. */
   gradientLike(value: Value): Value;
 }
@@ -98,11 +85,6 @@ export interface Op {
   readonly uses: OpUses;
   readonly phase: Phase;
   readonly layer: number | null;
-}
-
-/** An op as the reverse walk sees it. */
-export interface TapeOp extends Pick<Op, "attributes" | "uses" | "layer"> {
-  readonly kind: OpKind<unknown> | CompositeKind<unknown>;
 }
 
 /** Ops that run together: captured once as a graph and replayed. */
@@ -145,22 +127,13 @@ export interface Transfer {
 /** Collects the ops of one program. */
 export class ProgramBuilder {
   readonly ops: Op[] = [];
-  /** The same, composites in one piece. */
-  readonly tape: TapeOp[] = [];
   /** Decoder layer that the next ops and values belong to; null outside the layers. */
   layer: number | null = null;
   readonly #segments: Segment[] = [];
   #segmentStart = 0;
 
-  /** Appends an op, or the ops that a composite stands for. */
-  emit<A>(kind: OpKind<A> | CompositeKind<A>, attributes: A, phase: Phase = "forward"): void {
-    const op = { attributes, uses: kind.uses(attributes), layer: this.layer };
-    this.tape.push({ ...op, kind: kind as TapeOp["kind"] });
-    if ("expand" in kind) kind.expand(attributes, (part, of) => this.#append(part, of, phase));
-    else this.#append(kind, attributes, phase);
-  }
-
-  #append<A>(kind: OpKind<A>, attributes: A, phase: Phase): void {
+  /** Appends an op. */
+  emit<A>(kind: OpKind<A>, attributes: A, phase: Phase = "forward"): void {
     const uses = kind.uses(attributes);
     this.ops.push({ kind: kind as OpKind<unknown>, attributes, uses, phase, layer: this.layer });
   }

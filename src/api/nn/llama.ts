@@ -2,7 +2,7 @@
  * The Llama decoder (Touvron et al. 2023, arXiv:2302.13971) as ops. Qwen2 is the same graph with biases on q, k and v.
  *
  *     n = norm(x);  qkv = n Wqkv^T;  rotate q, k;  o = attention(qkv);  mid = x + o Wo^T
- *     n = norm(mid);  gu = n Wgu^T;  h = silu(g) * u;  x' = mid + h Wd^T       all rows at once, or in tiles
+ *     n = norm(mid);  gu = n Wgu^T;  h = silu(g) * u;  x' = mid + h Wd^T
  */
 import type { AttentionShape } from "../graph/ops/attention.ts";
 import { embedding } from "../graph/ops/embedding.ts";
@@ -15,7 +15,6 @@ import {
 } from "../graph/ops/lora_linear_group.ts";
 import { norm } from "../graph/ops/norm.ts";
 import { rope } from "../graph/ops/rope.ts";
-import { type TiledMlpAttributes, tiledMlp } from "../graph/ops/tiled_mlp.ts";
 import type { ProgramBuilder } from "../graph/program.ts";
 import { type DType, makeValue, type SaveRole, type Value } from "../graph/value.ts";
 import type { LayerAdapters } from "./adapters.ts";
@@ -30,8 +29,6 @@ export interface DecoderInput {
   readonly positions: Value;
   /** [1] i32: rows that hold tokens */
   readonly live: Value;
-  /** How the MLP is cut into tiles of rows; null = not at all. */
-  readonly tiles: Pick<TiledMlpAttributes, "tile" | "lives"> | null;
 }
 
 /** The parts of a decoder. */
@@ -51,7 +48,7 @@ export type EmitAttention = (qkv: Value, layer: number, shape: AttentionShape) =
 export function emitDecoder(
   builder: ProgramBuilder,
   { config, weights, adapters, type }: Decoder,
-  { ids, positions, live, tiles }: DecoderInput,
+  { ids, positions, live }: DecoderInput,
   emitAttention: EmitAttention,
 ): Value {
   const rows = ids.shape[0] as number;
@@ -109,20 +106,20 @@ export function emitDecoder(
     const o = emitAttention(qkv, index, shape);
     const mid = linear("midResidual", o, layer.o, layer.oBias, lora?.o ?? null, x, "midResidual");
     const n2 = normed("postNorm", mid, layer.postNorm);
+    const gu = linear(
+      "gateUp",
+      n2,
+      layer.gateUp,
+      layer.gateUpBias,
+      lora?.gateUp ?? null,
+      null,
+      "gateUp",
+    );
+    const h = builder.value("mlp", type, [rows, config.intermediateSize]);
+    builder.emit(glu, { h, gu, live });
     const next = inputOf(index + 1);
-    const gateUp = { w: layer.gateUp, bias: layer.gateUpBias, lora: lora?.gateUp ?? null };
-    const down = { w: layer.down, bias: layer.downBias, lora: lora?.down ?? null };
-    const width = config.intermediateSize;
-    if (tiles === null) {
-      const gu = linear("gateUp", n2, gateUp.w, gateUp.bias, gateUp.lora, null, "gateUp");
-      const h = builder.value("mlp", type, [rows, width]);
-      builder.emit(glu, { h, gu, live });
-      linear("hidden", h, down.w, down.bias, down.lora, mid, next.role, next);
-    } else {
-      const mlp = { y: next, x: n2, residual: mid, gateUp, down, width };
-      builder.emit(tiledMlp, { ...mlp, ...tiles });
-    }
-    x = next;
+    const down = lora?.down ?? null;
+    x = linear("hidden", h, layer.down, layer.downBias, down, mid, next.role, next);
   });
   builder.layer = null;
   return normed("finalNorm", x, weights.finalNorm);

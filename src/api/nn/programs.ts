@@ -7,13 +7,13 @@ import { fillZero } from "../graph/ops/fill.ts";
 import { linearCrossEntropy, lossSum } from "../graph/ops/linear_cross_entropy.ts";
 import { loraLinearGroup } from "../graph/ops/lora_linear_group.ts";
 import { argmax, gatherRows } from "../graph/ops/sample.ts";
-import { type Program, ProgramBuilder, type ProgramName, type TapeOp } from "../graph/program.ts";
+import { type Op, type Program, ProgramBuilder, type ProgramName } from "../graph/program.ts";
 import { type DType, makeValue, type Value, type ValueOptions, viewOf } from "../graph/value.ts";
 import { type OffloadedInput, weaveTransfers } from "../graph/weave.ts";
 import { isKept, isOffloaded, type SavePoints } from "../plan/save_points.ts";
 import type { Adapters } from "./adapters.ts";
 import type { ModelConfig } from "./config.ts";
-import { type DecoderInput, type EmitAttention, emitDecoder } from "./llama.ts";
+import { type EmitAttention, emitDecoder } from "./llama.ts";
 import type { DecoderWeights } from "./weights.ts";
 
 /** Sizes that a plan is made for; data may be smaller, never larger. */
@@ -23,8 +23,6 @@ export interface StepDims {
   readonly documentsPerMicroBatch: number;
   /** Rows of logits that exist at a time. */
   readonly lossChunkTokens: number;
-  /** Rows of the MLP that are computed at a time, of a micro-batch that has more; default: all. */
-  readonly mlpTileTokens?: number;
   /** Rows of a prefill; longer prompts go through in several. 0 = the plan has no generation. */
   readonly prefillTokens: number;
   /** Rows of the KV cache: prompt and answer together. */
@@ -48,8 +46,6 @@ export interface BatchBlock {
   /** [T] each; the first `labelled` entries count */
   readonly labelRows: Value;
   readonly labelIds: Value;
-  /** Tiles of the MLP, each with its number of rows that hold tokens; null = all rows at once. */
-  readonly tiles: DecoderInput["tiles"];
 }
 
 /** Input and output of generation. */
@@ -108,19 +104,10 @@ function makeBlock<N extends string>(name: string, sizes: Readonly<Record<N, num
   return { block, window };
 }
 
-/** Every element of a window by itself. */
-function splitElements(window: Value): Value[] {
-  return Array.from({ length: window.shape[0] as number }, (_, at) =>
-    viewOf(window, window.name, [1], at, 1),
-  );
-}
-
 /** Builds the programs named in `names`. */
 export function buildPrograms(parts: ModelParts, names: readonly ProgramName[]): ProgramSet {
   const { dims } = parts;
   const T = dims.tokensPerMicroBatch;
-  const tile = Math.min(T, dims.mlpTileTokens ?? T);
-  const tiles = Math.ceil(T / tile);
   const batchSizes = {
     header: 4,
     ids: T,
@@ -128,7 +115,6 @@ export function buildPrograms(parts: ModelParts, names: readonly ProgramName[]):
     cuSeqlens: dims.documentsPerMicroBatch + 1,
     labelRows: T,
     labelIds: T,
-    tileLive: tiles === 1 ? 0 : tiles,
   };
   const { block, window } = makeBlock("batch", batchSizes);
   const incoming = makeValue("batch.incoming", block.dtype, block.shape);
@@ -142,7 +128,6 @@ export function buildPrograms(parts: ModelParts, names: readonly ProgramName[]):
     cuSeqlens: window("cuSeqlens"),
     labelRows: window("labelRows"),
     labelIds: window("labelIds"),
-    tiles: tiles === 1 ? null : { tile, lives: splitElements(window("tileLive")) },
   };
   const logits = makeValue("logits", parts.type, [T, parts.config.vocabSize]);
   const offloaded: OffloadedInput[] = [];
@@ -219,7 +204,7 @@ function trainProgram(parts: ModelParts, batch: BatchBlock, offloaded: Offloaded
   const builder = new ProgramBuilder();
   const decoder = { ...parts, adapters: adapters.layers };
   const x = emitDecoder(builder, decoder, batch, packedAttention(builder, batch, type));
-  const forward = [...builder.tape];
+  const forward = [...builder.ops];
   const dx = makeValue("d(finalNorm)", type, x.shape);
   builder.emit(fillZero, { y: dx });
   const loss = emitLoss(builder, parts, batch, x, dx);
@@ -232,7 +217,7 @@ function trainProgram(parts: ModelParts, batch: BatchBlock, offloaded: Offloaded
 }
 
 /** The layer inputs that wait on the host, each with its places there and in the backward pass. */
-function offloadedInputs(forward: readonly TapeOp[], savePoints: SavePoints): OffloadedInput[] {
+function offloadedInputs(forward: readonly Op[], savePoints: SavePoints): OffloadedInput[] {
   const inputs = forward
     .flatMap(({ uses }) => uses.writes)
     .filter(({ role }) => role === "layerInput");
@@ -316,12 +301,7 @@ function makeGeneration(parts: ModelParts, incoming: Value): Generation {
     block: { block, live, past, last, token, ids: window("ids"), positions: window("positions") },
     program(name, rows) {
       const builder = new ProgramBuilder();
-      const input = {
-        ids: window("ids", rows),
-        positions: window("positions", rows),
-        live,
-        tiles: null,
-      };
+      const input = { ids: window("ids", rows), positions: window("positions", rows), live };
       const x = emitDecoder(
         builder,
         { ...parts, adapters: adapters.layers },

@@ -70,7 +70,6 @@ export function settingsOf(sources: SettingSources): RunSettings {
     precision,
     batchSize: options.batchSize,
     tokensPerMicroBatch,
-    mlpTileTokens: options.mlpTileTokens,
     dropLast: options.dropLast,
     seed: options.seed,
     learningRate: options.learningRate,

@@ -70,9 +70,6 @@ const LOSS_CHUNKS = [1024, 512, 256, 128];
 /** "tokensPerMicroBatch" in advice is a multiple of this. */
 const TOKEN_STEP = 64;
 
-/** Rows of the MLP that advice names: enough to keep a device busy, little enough to hardly count. */
-const MLP_TILE = 1024;
-
 /** Combinations try at most this many numbers of offloaded layers. */
 const OFFLOAD_COUNTS = 8;
 
@@ -260,11 +257,9 @@ export class FitSearch {
       return `the weights alone do not fit: ${[...ways, "take a smaller model"].join(", or ")}`;
     if (weights + trainable > budget)
       return `weights and adapters alone do not fit: ${[...ways, "lower the LoRA rank"].join(", or ")}`;
-    const { tokensPerMicroBatch, mlpTileTokens = tokensPerMicroBatch } = this.spec.dims;
+    const { tokensPerMicroBatch } = this.spec.dims;
     const tokens = largestTokens(this.spec, this.options, budget, tokensPerMicroBatch);
     if (tokens !== null) ways.push(`set tokensPerMicroBatch to ${tokens} or less`);
-    if (mlpTileTokens >= tokensPerMicroBatch && tokensPerMicroBatch > MLP_TILE)
-      ways.push(`set mlpTileTokens to ${MLP_TILE} (adapter gradients then round differently)`);
     if (this.options.savePoints !== null) ways.push('set savePoints to "auto"');
     if (this.options.lossChunkTokens !== null) ways.push('set lossChunkTokens to "auto"');
     if (this.spec.precision === "fp32") ways.push('set precision to "bf16"');
@@ -284,15 +279,12 @@ function bytesOfAll(values: readonly Value[]): number {
 }
 
 /** The mixes of policies to choose from, arranged for the lowest peak. */
-function mixesOf({ config: { layers }, dims }: RunSpec, { savePoints }: FitOptions): SavePoints[] {
+function mixesOf({ config: { layers } }: RunSpec, { savePoints }: FitOptions): SavePoints[] {
   if (savePoints !== null) return [savePoints];
   const mixes: SavePoints[] = [];
-  const { tokensPerMicroBatch: tokens, mlpTileTokens = tokens } = dims;
-  // In tiles, no policy keeps anything of the MLP.
-  const drops = mlpTileTokens < tokens ? 0 : layers;
   const stride = Math.ceil(layers / OFFLOAD_COUNTS);
   for (let keep = 0; keep <= layers; keep++) {
-    for (let dropMlp = 0; dropMlp <= Math.min(drops, layers - keep); dropMlp++) {
+    for (let dropMlp = 0; keep + dropMlp <= layers; dropMlp++) {
       const rest = layers - keep - dropMlp;
       for (let offload = 0; offload <= rest; offload += stride)
         mixes.push(arrange({ keep, dropMlp, checkpoint: rest - offload, offload }));

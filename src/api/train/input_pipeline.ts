@@ -94,11 +94,6 @@ export class InputPipeline {
     ints[1] = batch.documents.length;
     ints[2] = batch.labelled;
     floats[3] = lossWeight;
-    const { tile, lives } = this.#run.set.batch.tiles ?? { tile: 0, lives: [] };
-    for (const [index, live] of lives.entries()) {
-      const rows = Math.min(tile, Math.max(0, batch.tokens - index * tile));
-      ints[live.view?.elements as number] = rows;
-    }
     const { copyStream } = this.#executor;
     copyStream.waitEvent(this.#events.taken);
     this.#executor.upload(this.#run.set.batch.incoming, value, undefined, 0, 0, copyStream);

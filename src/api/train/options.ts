@@ -127,14 +127,6 @@ export const trainSchema = z.strictObject({
     .union([z.literal("auto"), count()])
     .default("auto")
     .describe('labelled tokens whose logits exist at a time; "auto" = what suits the budget'),
-  mlpTileTokens: z
-    .int()
-    .min(0)
-    .multipleOf(64)
-    .default(0)
-    .describe(
-      "tokens of the MLP that are computed at a time, a multiple of 64; saves memory where documents are long, and repeats gate|up in backward; adapter gradients round differently with another value; 0 = all",
-    ),
   epochs: count().default(1).describe("passes over the training data"),
   maxSteps: count().optional().describe("stop after this many optimizer steps"),
   dropLast: z

@@ -93,7 +93,6 @@ export function dimsOf(options: ResolvedOptions, config: ModelConfig, longest: n
     documentsPerMicroBatch: options.batchSize,
     lossChunkTokens:
       options.lossChunkTokens === "auto" ? tokensPerMicroBatch : options.lossChunkTokens,
-    mlpTileTokens: options.mlpTileTokens === 0 ? tokensPerMicroBatch : options.mlpTileTokens,
     prefillTokens,
     contextTokens:
       prefillTokens === 0 ? 0 : Math.min(prefillTokens + options.answerTokens, config.maxPositions),

@@ -36,14 +36,14 @@ export const glu: OpKind<GluAttributes> = {
   },
 };
 
-export interface GluBackwardAttributes {
+interface GluBackwardAttributes {
   readonly dgu: Value;
   readonly dh: Value;
   readonly gu: Value;
   readonly live: Value;
 }
 
-export const gluBackward: OpKind<GluBackwardAttributes> = {
+const gluBackward: OpKind<GluBackwardAttributes> = {
   name: "gluBackward",
   uses: ({ dgu, dh, gu, live }) => ({ reads: [dh, gu, live], writes: [dgu], inPlace: [[dgu, gu]] }),
   cost: ({ dgu, dh, gu }, load) => [memoryWork(dh.dtype, liveBytes(load, dgu, dh, gu))],

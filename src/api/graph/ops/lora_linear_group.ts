@@ -154,7 +154,7 @@ export const loraLinearGroup: OpKind<LoraLinearGroupAttributes> = {
   },
 };
 
-export interface AdapterBackward {
+interface AdapterBackward {
   readonly lora: LoraGroup;
   readonly x: Value;
   readonly s: Value;
@@ -162,7 +162,7 @@ export interface AdapterBackward {
   readonly ds: Value;
 }
 
-export interface LoraLinearBackwardAttributes {
+interface LoraLinearBackwardAttributes {
   /** [T, K]; null if nobody wants it (the lowest adapted layer). */
   readonly dx: Value | null;
   readonly dy: Value;
@@ -173,7 +173,7 @@ export interface LoraLinearBackwardAttributes {
   readonly live: Value | null;
 }
 
-export const loraLinearBackward: OpKind<LoraLinearBackwardAttributes> = {
+const loraLinearBackward: OpKind<LoraLinearBackwardAttributes> = {
   name: "loraLinearGroupBackward",
   uses({ dx, dy, w, adapter, live }) {
     const base = present([dy, dx === null ? null : w, live]);
