@@ -27,7 +27,7 @@ import { groupOps, type OpGroup, type RangeName, Ranges, rangeName } from "./ran
 export type ExecutionMode = "graph" | "eager";
 
 /** A native call with everything filled in. */
-type BoundOp =
+type BoundCall =
   | { readonly kernel: KernelName; readonly args: Uint8Array<ArrayBuffer> }
   | { readonly fill: Location; readonly bytes: number }
   | { readonly copy: BoundCopy }
@@ -38,7 +38,8 @@ interface BoundSegment {
   readonly headChunk: number | null;
   /** Index of the first op in its program. */
   readonly from: number;
-  readonly ops: readonly BoundOp[];
+  /** The calls of every op. */
+  readonly ops: readonly (readonly BoundCall[])[];
   /** What profilers see: the segment, and its layers and phases. */
   readonly range: RangeName;
   readonly groups: readonly OpGroup[];
@@ -208,7 +209,7 @@ export class Executor {
         y_type: DTYPES[to.dtype].code,
       },
     } as const;
-    this.#launch(this.#bindCall(call));
+    this.#launch([this.#bindCall(call)]);
   }
 
   /**
@@ -250,7 +251,7 @@ export class Executor {
   /** Fills the windows of streamed weights, before the first program; every program leaves them so. */
   #open(): void {
     for (const { to, from } of this.#opening ?? [])
-      this.#launch(this.#bindCall({ copyTo: to, copyFrom: from }));
+      this.#launch([this.#bindCall({ copyTo: to, copyFrom: from })]);
     this.#opening = null;
   }
 
@@ -293,11 +294,12 @@ export class Executor {
     }
   }
 
-  #bindOp(op: Op): BoundOp {
-    return this.#bindCall(op.kind.bind(op.attributes));
+  #bindOp(op: Op): BoundCall[] {
+    const calls = op.kind.bind(op.attributes);
+    return (Array.isArray(calls) ? calls : [calls]).map((call) => this.#bindCall(call));
   }
 
-  #bindCall(call: OpCall): BoundOp {
+  #bindCall(call: OpCall): BoundCall {
     if ("copyTo" in call) return { copy: this.#copies.bind(call, (value) => this.locate(value)) };
     if ("awaited" in call) return { awaited: this.#copies.ended(call.awaited) };
     if ("fill" in call) return { fill: this.locate(call.fill), bytes: bytesOf(call.fill) };
@@ -313,11 +315,13 @@ export class Executor {
     return { kernel: call.kernel, args: packKernelArgs(call.kernel, fields) };
   }
 
-  #launch(op: BoundOp): void {
-    if ("kernel" in op) launchPacked(this.device, op.kernel, op.args, this.stream);
-    else if ("copy" in op) this.#copies.start(op.copy);
-    else if ("awaited" in op) this.#copies.await(op.awaited);
-    else this.stream.fill(op.fill.buffer, 0, { bytes: op.bytes, offset: op.fill.offset });
+  #launch(calls: readonly BoundCall[]): void {
+    for (const call of calls) {
+      if ("kernel" in call) launchPacked(this.device, call.kernel, call.args, this.stream);
+      else if ("copy" in call) this.#copies.start(call.copy);
+      else if ("awaited" in call) this.#copies.await(call.awaited);
+      else this.stream.fill(call.fill.buffer, 0, { bytes: call.bytes, offset: call.fill.offset });
+    }
   }
 
   get #copies(): Copies {
@@ -330,8 +334,8 @@ function hasCopies({ programs }: Plan): boolean {
 }
 
 /** Copies and waits are calls of streams, made anew in every run. */
-function isRecordable(op: BoundOp): boolean {
-  return "kernel" in op || "fill" in op;
+function isRecordable(calls: readonly BoundCall[]): boolean {
+  return calls.every((call) => "kernel" in call || "fill" in call);
 }
 
 /** Says which class could not be reserved, and what the plan was made for. */
