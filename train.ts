@@ -9,7 +9,7 @@
  */
 import process from "node:process";
 import { Command } from "commander";
-import { LoraTrainer } from "./mod.ts";
+import { LoraTrainer, type Notice } from "./mod.ts";
 import { addTrainFlags, readTrainFlags } from "./src/cli/train_flags.ts";
 
 // Flags, then options with every default filled in.
@@ -22,7 +22,8 @@ process.once("SIGINT", () => stop.abort());
 process.once("SIGTERM", () => stop.abort());
 
 // Reads and checks everything, reserves every byte, loads the weights.
-await using trainer = await LoraTrainer.open(options);
+const onNotice = ({ message }: Notice) => console.log(message);
+await using trainer = await LoraTrainer.open(options, { onNotice });
 console.log(String(trainer.plan));
 
 const report = async (when: string) => {

@@ -50,7 +50,8 @@ export async function openDemoSession(threads: number, mode: ExecutionMode): Pro
   };
   const device = await Device.open("cpu", { threads });
   const session = Session.commit(device, planRun(spec, "keep"), mode);
-  await loadWeights(session.executor, session.run, files);
+  await using ring = device.createFileRing();
+  await loadWeights(session.executor, session.run, files, ring);
   await initializeAdapters(session.executor, session.run, 0);
   const documents = Array.from({ length: BATCH }, (_, index): Document => {
     const ids = Int32Array.from(shuffledOrder(config.vocabSize, 1, index).subarray(0, SEQUENCE));

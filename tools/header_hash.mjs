@@ -15,9 +15,12 @@ import { fileURLToPath } from "node:url";
 import { ROOT } from "./machine.mjs";
 
 /** The headers of the ABI, in the order of their inclusion. */
-export const HEADERS = ["loramem.h", "loramem_kernels.h", "loramem_training.h"].map(
-  (name) => `csrc/include/${name}`,
-);
+export const HEADERS = [
+  "loramem.h",
+  "loramem_kernels.h",
+  "loramem_training.h",
+  "loramem_files.h",
+].map((name) => `csrc/include/${name}`);
 
 /**
  * First 8 bytes of the SHA-256 of the headers, one after the other, big-endian.

@@ -21,10 +21,36 @@ extern "C" {
 /* Raised when lm_backend_api, lm_host or a kernel's argument struct changes; a plugin of another version is refused. */
 #define LM_BACKEND_VERSION 3u
 
+/* What memory comes and goes by in a range: what drivers hand out. */
+#define LM_RANGE_PAGE UINT64_C(0x200000)
+
 typedef struct lm_backend lm_backend;
 typedef struct lm_backend_stream lm_backend_stream;
 typedef struct lm_backend_event lm_backend_event;
 typedef struct lm_backend_graph lm_backend_graph;
+
+/* The system calls that touch files; the whole file path goes through one such table. Each takes the owner first and
+ * returns what the system call does, but a negative errno where that returns -1. */
+typedef struct lm_file_calls {
+  void *owner;
+  int32_t (*open)(void *owner, const char *path, int32_t flags, uint32_t mode);
+  int32_t (*close)(void *owner, int32_t fd);
+  /* pread: with cached_only, what the page cache holds, else -EAGAIN; -EOPNOTSUPP where it cannot be told. */
+  int64_t (*pread)(void *owner, int32_t fd, void *memory, uint64_t bytes, uint64_t offset, int32_t cached_only);
+  int64_t (*pwrite)(void *owner, int32_t fd, const void *memory, uint64_t bytes, uint64_t offset);
+  int32_t (*fallocate)(void *owner, int32_t fd, uint64_t bytes);
+  int32_t (*ftruncate)(void *owner, int32_t fd, uint64_t bytes);
+  int32_t (*fdatasync)(void *owner, int32_t fd);
+  int32_t (*fsync)(void *owner, int32_t fd);
+  int32_t (*rename)(void *owner, const char *from, const char *to);
+  int32_t (*unlink)(void *owner, const char *path);
+  int32_t (*mkdir)(void *owner, const char *path, uint32_t mode);
+  int32_t (*flock)(void *owner, int32_t fd, int32_t operation);
+  /* fstat: size of a regular file, and its mode. */
+  int32_t (*fstat)(void *owner, int32_t fd, uint64_t *bytes, uint32_t *mode);
+  /* statvfs: bytes that this user can still write. */
+  int32_t (*statvfs)(void *owner, const char *path, uint64_t *free_bytes);
+} lm_file_calls;
 
 /* What core offers to a backend. The struct is copied by the backend; owner outlives it. */
 typedef struct lm_host {
@@ -35,6 +61,8 @@ typedef struct lm_host {
   void *(*alloc)(void *owner, uint64_t bytes);
   /* release: give memory from alloc back. NULL is a no-op. */
   void (*release)(void *memory);
+  /* file_calls: those of the system. */
+  const lm_file_calls *file_calls;
 } lm_host;
 
 /* Work of the host inside a stream. status is the stream's state when it is reached; a negative result fails the stream.
@@ -55,6 +83,15 @@ typedef struct lm_backend_api {
   /* Device memory, 4096-byte aligned, touched. release is called when no stream uses the memory any more. */
   void *(*mem_reserve)(lm_backend *backend, uint64_t bytes);
   void (*mem_release)(lm_backend *backend, void *memory, uint64_t bytes);
+  /* A range: addresses of device memory without memory behind them, LM_RANGE_PAGE-aligned; bytes are multiples of it. Reserve
+   * writes how many it took: several times the memory of the device, so that no search for a place ends for want of
+   * addresses; it fails with LM_ERR_UNSUPPORTED where the device cannot do this. Commit puts memory, content undefined, behind
+   * pages that have none: all of them or none. Decommit takes it away from pages that no stream uses any more. Release is
+   * called when no page has memory. */
+  void *(*range_reserve)(lm_backend *backend, uint64_t *bytes);
+  int32_t (*range_commit)(lm_backend *backend, void *memory, uint64_t bytes);
+  void (*range_decommit)(lm_backend *backend, void *memory, uint64_t bytes);
+  void (*range_release)(lm_backend *backend, void *memory, uint64_t bytes);
   /* Page-locked host memory, page-aligned, touched. */
   void *(*pinned_reserve)(lm_backend *backend, uint64_t bytes, int32_t flags);
   void (*pinned_release)(lm_backend *backend, void *memory, uint64_t bytes);
@@ -92,6 +129,11 @@ typedef struct lm_backend_api {
   int32_t (*graph_launch)(lm_backend *backend, lm_backend_graph *graph, lm_backend_stream *stream);
   void (*graph_destroy)(lm_backend *backend, lm_backend_graph *graph);
 
+  /* Named ranges of the calling thread for profilers, optional: NULL = the backend has none, and then both are NULL.
+   * range_push: @return 1 if a profiler listens, 0 if not: then nothing was pushed */
+  int32_t (*range_push)(lm_backend *backend, const char *name);
+  void (*range_pop)(lm_backend *backend);
+
   /* Managed memory, optional: NULL = the backend has none, and then all four are NULL. Reserve refuses more than is free on
    * the device with LM_ERR_OUT_OF_MEMORY. Release is called when no stream uses the memory any more. */
   void *(*managed_reserve)(lm_backend *backend, uint64_t bytes);
@@ -103,6 +145,8 @@ typedef struct lm_backend_api {
   int32_t (*choices_time)(lm_backend *backend, int32_t on);
   int32_t (*choices_write)(lm_backend *backend, char *text, uint64_t cap);
   int32_t (*choices_read)(lm_backend *backend, const char *text);
+  /* file_calls: the system calls of the file path, alive as long as the backend. NULL = those of the system. */
+  const lm_file_calls *(*file_calls)(lm_backend *backend);
 } lm_backend_api;
 
 /* First member of every backend's own struct. */
@@ -128,11 +172,19 @@ typedef struct lm_sim_options {
   uint64_t heap_fail_at; /* this heap allocation of the library returns NULL */
   uint64_t pinned_limit; /* bytes that can be page-locked; 0 = no limit */
   uint64_t driver_delay; /* microseconds that taking and giving back memory last */
+  uint64_t file_fail_at; /* this file call fails ... */
+  uint64_t file_fails;   /* ... and those after it, so many in all; 0 = 1 */
+  uint64_t file_error;   /* with this errno; 0 = pread and pwrite move nothing, others fail with EIO */
+  uint64_t file_most;    /* bytes that one pread or pwrite moves; 0 = no limit */
+  uint64_t file_kill_at; /* the process is killed before this file call */
+  char file_log[256];    /* a file that every file call is written to, see csrc/sim/files.c; "" = none */
+  uint64_t no_ranges;    /* 1 = range_reserve says that the device cannot do it */
   uint32_t delay_count;
   uint32_t delays[16]; /* microseconds before each operation, by order of stream creation; streams beyond it: none */
 } lm_sim_options;
 
-/* lm_sim_parse: "sim" or "sim:<name>=<value>,...", e.g. "sim:fail_at=7,delays=0/500". @return false if malformed */
+/* lm_sim_parse: "sim" or "sim:<name>=<value>,...", e.g. "sim:fail_at=7,delays=0/500". A value holds no comma.
+ * @return false if malformed */
 LM_API int lm_sim_parse(const char *device, lm_sim_options *options);
 typedef int (*lm_sim_parse_fn)(const char *device, lm_sim_options *options);
 

@@ -1,6 +1,6 @@
 /* context.c: opening and closing a device, its last error and its counters. */
 #define _GNU_SOURCE
-#include "core.h"
+#include "file.h"
 
 #include <stdarg.h>
 #include <stdio.h>
@@ -128,7 +128,8 @@ lm_ctx *lm_ctx_open(const char *device, int32_t threads, void *error, uint64_t c
   pthread_mutex_init(&ctx->mutex, NULL);
   pthread_mutex_init(&ctx->error_mutex, NULL);
   ctx->opened = lm_clock_ms();
-  ctx->host = (lm_host){.owner = ctx, .fail = host_fail, .alloc = host_alloc, .release = lm_heap_release};
+  ctx->host = (lm_host){.owner = ctx, .fail = host_fail, .alloc = host_alloc, .release = lm_heap_release,
+                        .file_calls = &lm_system_calls};
 
   int32_t status;
   if (!device) {

@@ -20,6 +20,7 @@
 #define LM_PAGE UINT64_C(4096)
 
 typedef struct lm_notifier lm_notifier;
+typedef struct lm_notice lm_notice;
 typedef struct lm_retired lm_retired;
 typedef struct lm_debug lm_debug;
 
@@ -32,6 +33,8 @@ typedef struct lm_range {
   uint8_t *begin;
   uint64_t bytes;
   int32_t kind;
+  uint64_t *pages; /* of a range whose pages come and go: a bit for each page that has memory; else NULL */
+  uint64_t held;   /* bytes of these pages */
   lm_pinned *pinned; /* of LM_RANGE_PINNED and LM_RANGE_PAGEABLE */
   uint64_t since;    /* milliseconds on lm_clock_ms */
   char label[LM_LABEL_MAX];
@@ -134,8 +137,25 @@ void lm_device_memory_release(lm_ctx *ctx, void *memory, uint64_t bytes, int32_t
 /* lm_range_add, _remove: under ctx->mutex. */
 bool lm_range_add(lm_ctx *ctx, lm_range range, const char *op);
 void lm_range_remove(lm_ctx *ctx, const void *begin);
-/* lm_range_find: the range that holds [pointer, pointer + bytes), or NULL; under ctx->mutex. */
+/* lm_range_find: the range that holds [pointer, pointer + bytes), with memory behind all of it, or NULL; under ctx->mutex. */
 lm_range *lm_range_find(lm_ctx *ctx, const void *pointer, uint64_t bytes);
+/* lm_count_taken, _given: so many pieces of memory of a kind came from or went to the system; under ctx->mutex. */
+void lm_count_taken(lm_ctx *ctx, int32_t kind, uint64_t pieces, uint64_t bytes);
+void lm_count_given(lm_ctx *ctx, int32_t kind, uint64_t pieces, uint64_t bytes);
+
+/* paged.c: address ranges of device memory whose pages come and go -------------------------------------------------- */
+
+/* lm_paged_reserve: addresses without memory, of LM_RANGE_POOL; writes how many.
+ * @return NULL with the failure reported: LM_ERR_UNSUPPORTED where the device cannot do it */
+void *lm_paged_reserve(lm_ctx *ctx, uint64_t *bytes, const char *op);
+/* lm_paged_commit, _decommit: put memory behind whole pages, and take it away. Decommit requires that all work on them has
+ * ended. Commit does all or, with the failure reported, nothing. */
+bool lm_paged_commit(lm_ctx *ctx, void *memory, uint64_t bytes);
+void lm_paged_decommit(lm_ctx *ctx, void *memory, uint64_t bytes);
+/* lm_paged_release: everything, whatever pages have memory. */
+void lm_paged_release(lm_ctx *ctx, void *memory);
+/* lm_paged_held: all pages that [offset, offset + bytes) touches have memory; under ctx->mutex. */
+bool lm_paged_held(const lm_range *range, uint64_t offset, uint64_t bytes);
 
 /* retired.c ------------------------------------------------------------------------------------------------------ */
 
@@ -223,6 +243,12 @@ void lm_recording_drop(lm_stream *stream);
 
 /* notifier.c ----------------------------------------------------------------------------------------------------- */
 
+/* lm_notice_reserve: a callback that can be posted later without fail; NULL with the failure reported. Post it or drop it. */
+lm_notice *lm_notice_reserve(lm_ctx *ctx, lm_done_fn fn, uint64_t tag, const char *op);
+/* lm_notice_post: call fn(tag, status) soon, from the notifier's thread. */
+void lm_notice_post(lm_notice *notice, int32_t status);
+/* lm_notice_drop: it will not be called. NULL is a no-op. */
+void lm_notice_drop(lm_notice *notice);
 /* lm_notifier_request: call fn(tag, status) when stream has passed this point. */
 int32_t lm_notifier_request(lm_stream *stream, lm_done_fn fn, uint64_t tag);
 /* lm_notifier_close: no more requests; callbacks that are due are still made. Does not wait. */

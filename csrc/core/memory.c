@@ -28,7 +28,7 @@ lm_range *lm_range_find(lm_ctx *ctx, const void *pointer, uint64_t bytes) {
   lm_range *range = &ctx->ranges[index];
   uintptr_t start = (uintptr_t)pointer, begin = (uintptr_t)range->begin;
   if (start < begin || bytes > range->bytes - (start - begin)) return NULL;
-  return range;
+  return !range->pages || lm_paged_held(range, start - begin, bytes) ? range : NULL;
 }
 
 bool lm_range_add(lm_ctx *ctx, lm_range range, const char *op) {
@@ -68,15 +68,15 @@ static void raise_to(uint64_t *peak, uint64_t value) {
   if (value > *peak) *peak = value;
 }
 
-static void count_taken(lm_ctx *ctx, int32_t kind, uint64_t bytes) {
+void lm_count_taken(lm_ctx *ctx, int32_t kind, uint64_t pieces, uint64_t bytes) {
   lm_memory_stats *one = class_of(ctx, kind);
-  one->allocs++;
-  one->count++;
+  one->allocs += pieces;
+  one->count += pieces;
   one->requested += bytes;
   one->current += in_pages(bytes);
   raise_to(&one->peak, one->current);
   if (kind == LM_RANGE_PAGEABLE) return;
-  ctx->stats.driver_allocs++;
+  ctx->stats.driver_allocs += pieces;
   if (kind == LM_RANGE_PINNED) {
     ctx->stats.pinned += bytes;
     raise_to(&ctx->stats.pinned_peak, ctx->stats.pinned);
@@ -86,14 +86,14 @@ static void count_taken(lm_ctx *ctx, int32_t kind, uint64_t bytes) {
   }
 }
 
-static void count_given(lm_ctx *ctx, int32_t kind, uint64_t bytes) {
+void lm_count_given(lm_ctx *ctx, int32_t kind, uint64_t pieces, uint64_t bytes) {
   lm_memory_stats *one = class_of(ctx, kind);
-  one->frees++;
-  one->count--;
+  one->frees += pieces;
+  one->count -= pieces;
   one->requested -= bytes;
   one->current -= in_pages(bytes);
   if (kind == LM_RANGE_PAGEABLE) return;
-  ctx->stats.driver_frees++;
+  ctx->stats.driver_frees += pieces;
   if (kind == LM_RANGE_PINNED) ctx->stats.pinned -= bytes;
   else if (kind != LM_RANGE_MANAGED) ctx->stats.reserved -= bytes;
 }
@@ -115,7 +115,7 @@ void *lm_memory_take(lm_ctx *ctx, uint64_t bytes, int32_t kind, int32_t flags, c
   else if (kind == LM_RANGE_MANAGED) memory = ctx->api->managed_reserve(ctx->backend, bytes);
   else memory = ctx->api->mem_reserve(ctx->backend, bytes);
   pthread_mutex_lock(&ctx->mutex);
-  if (memory) count_taken(ctx, kind, bytes);
+  if (memory) lm_count_taken(ctx, kind, 1, bytes);
   else class_of(ctx, kind)->failures++;
   pthread_mutex_unlock(&ctx->mutex);
   return memory;
@@ -124,7 +124,7 @@ void *lm_memory_take(lm_ctx *ctx, uint64_t bytes, int32_t kind, int32_t flags, c
 void lm_memory_give(lm_ctx *ctx, void *memory, uint64_t bytes, int32_t kind) {
   /* Counted first: as soon as the memory is back, another thread may take it. */
   pthread_mutex_lock(&ctx->mutex);
-  count_given(ctx, kind, bytes);
+  lm_count_given(ctx, kind, 1, bytes);
   pthread_mutex_unlock(&ctx->mutex);
   if (kind == LM_RANGE_PINNED) ctx->api->pinned_release(ctx->backend, memory, bytes);
   else if (kind == LM_RANGE_PAGEABLE) free(memory);
@@ -146,9 +146,11 @@ void *lm_device_memory_reserve(lm_ctx *ctx, uint64_t bytes, int32_t kind, const 
 void lm_device_memory_release(lm_ctx *ctx, void *memory, uint64_t bytes, int32_t kind) {
   /* The range goes first: as soon as the memory is back, another thread may be given the same addresses. */
   pthread_mutex_lock(&ctx->mutex);
-  lm_range_remove(ctx, memory);
+  bool paged = ctx->ranges[range_index(ctx, memory)].pages != NULL;
+  if (!paged) lm_range_remove(ctx, memory);
   pthread_mutex_unlock(&ctx->mutex);
-  lm_memory_give(ctx, memory, bytes, kind);
+  if (paged) lm_paged_release(ctx, memory);
+  else lm_memory_give(ctx, memory, bytes, kind);
 }
 
 /* A reservation of its own, of device or managed memory. It keeps the context. */

@@ -16,28 +16,28 @@
 
 #define NO_MARK UINT64_MAX
 
-typedef struct request {
-  struct request *next;
+struct lm_notice {
+  lm_notice *next;
   lm_notifier *notifier;
-  lm_stream *stream;      /* with a reference, and one on its context */
+  lm_stream *stream;      /* with a reference, and one on its context; NULL for work that belongs to no stream */
   _Atomic uint64_t mark;  /* the point after the posting; NO_MARK until it is known */
   lm_done_fn fn;
   uint64_t tag;
   int32_t status;
-} request;
+};
 
 struct lm_notifier {
   pthread_mutex_t mutex;
   pthread_cond_t posted;
-  request *first, **last; /* due, in the order of completion */
-  request *spare;         /* used again, so that a step makes no heap allocation */
+  lm_notice *first, **last; /* due, in the order of completion */
+  lm_notice *spare;         /* used again, so that a step makes no heap allocation */
   uint64_t pending;       /* requested and not posted yet */
   bool closing;
 };
 
 static void notifier_free(lm_notifier *notifier) {
-  for (request *item = notifier->spare; item;) {
-    request *next = item->next;
+  for (lm_notice *item = notifier->spare; item;) {
+    lm_notice *next = item->next;
     free(item);
     item = next;
   }
@@ -47,7 +47,8 @@ static void notifier_free(lm_notifier *notifier) {
 }
 
 /* The posting runs inside the stream, so the stream passes it a moment later. */
-static void settle(request *item) {
+static void settle(lm_notice *item) {
+  if (!item->stream) return;
   lm_point point = {.stream = item->stream};
   while ((point.mark = atomic_load(&item->mark)) == NO_MARK) sched_yield();
   lm_point_wait(point);
@@ -63,7 +64,7 @@ static void *notifier_main(void *arg) {
     while (!notifier->first && !(notifier->closing && notifier->pending == 0)) {
       pthread_cond_wait(&notifier->posted, &notifier->mutex);
     }
-    request *item = notifier->first;
+    lm_notice *item = notifier->first;
     if (!item) break;
     notifier->first = item->next;
     if (!notifier->first) notifier->last = &notifier->first;
@@ -110,9 +111,29 @@ static lm_notifier *notifier_create(lm_ctx *ctx) {
   return notifier;
 }
 
-/* Runs in stream order. */
-static int32_t post(void *arg, int32_t status) {
-  request *item = arg;
+lm_notice *lm_notice_reserve(lm_ctx *ctx, lm_done_fn fn, uint64_t tag, const char *op) {
+  pthread_mutex_lock(&ctx->mutex);
+  if (!ctx->notifier) ctx->notifier = notifier_create(ctx);
+  lm_notifier *notifier = ctx->notifier;
+  pthread_mutex_unlock(&ctx->mutex);
+  if (!notifier) {
+    lm_fail(ctx, LM_ERR_OUT_OF_MEMORY, "%s: no memory or no thread for the callback", op);
+    return NULL;
+  }
+  pthread_mutex_lock(&notifier->mutex);
+  lm_notice *item = notifier->spare;
+  if (item) notifier->spare = item->next;
+  pthread_mutex_unlock(&notifier->mutex);
+  if (!item) item = lm_heap_alloc(ctx, sizeof *item, op);
+  if (!item) return NULL;
+  *item = (lm_notice){.notifier = notifier, .mark = NO_MARK, .fn = fn, .tag = tag};
+  pthread_mutex_lock(&notifier->mutex);
+  notifier->pending++;
+  pthread_mutex_unlock(&notifier->mutex);
+  return item;
+}
+
+void lm_notice_post(lm_notice *item, int32_t status) {
   lm_notifier *notifier = item->notifier;
   item->status = status;
   item->next = NULL;
@@ -122,42 +143,39 @@ static int32_t post(void *arg, int32_t status) {
   notifier->pending--;
   pthread_cond_signal(&notifier->posted);
   pthread_mutex_unlock(&notifier->mutex);
+}
+
+void lm_notice_drop(lm_notice *item) {
+  if (!item) return;
+  lm_notifier *notifier = item->notifier;
+  pthread_mutex_lock(&notifier->mutex);
+  notifier->pending--;
+  item->next = notifier->spare;
+  notifier->spare = item;
+  pthread_mutex_unlock(&notifier->mutex);
+}
+
+/* Runs in stream order. */
+static int32_t post(void *arg, int32_t status) {
+  lm_notice_post(arg, status);
   return LM_OK;
 }
 
 int32_t lm_notifier_request(lm_stream *stream, lm_done_fn fn, uint64_t tag) {
-  static const char op[] = "lm_stream_on_done";
   lm_ctx *ctx = stream->ctx;
-  pthread_mutex_lock(&ctx->mutex);
-  if (!ctx->notifier) ctx->notifier = notifier_create(ctx);
-  lm_notifier *notifier = ctx->notifier;
-  pthread_mutex_unlock(&ctx->mutex);
-  if (!notifier) return lm_fail(ctx, LM_ERR_OUT_OF_MEMORY, "%s: no memory or no thread for the callback", op);
-
-  pthread_mutex_lock(&notifier->mutex);
-  request *item = notifier->spare;
-  if (item) notifier->spare = item->next;
-  notifier->pending++;
-  pthread_mutex_unlock(&notifier->mutex);
-  if (!item) item = lm_heap_alloc(ctx, sizeof *item, op);
-
-  int32_t status = LM_ERR_OUT_OF_MEMORY;
-  if (item) {
-    *item = (request){.notifier = notifier, .stream = stream, .mark = NO_MARK, .fn = fn, .tag = tag};
-    lm_stream_ref(stream);
-    lm_ctx_ref(ctx);
-    status = ctx->api->stream_call(ctx->backend, stream->handle, post, item);
-    if (status == LM_OK) {
-      atomic_store(&item->mark, lm_stream_mark(stream));
-      return LM_OK;
-    }
-    lm_stream_unref(stream);
-    lm_ctx_unref(ctx); /* the caller holds one */
+  lm_notice *item = lm_notice_reserve(ctx, fn, tag, "lm_stream_on_done");
+  if (!item) return LM_ERR_OUT_OF_MEMORY;
+  item->stream = stream;
+  lm_stream_ref(stream);
+  lm_ctx_ref(ctx);
+  int32_t status = ctx->api->stream_call(ctx->backend, stream->handle, post, item);
+  if (status == LM_OK) {
+    atomic_store(&item->mark, lm_stream_mark(stream));
+    return LM_OK;
   }
-  pthread_mutex_lock(&notifier->mutex);
-  notifier->pending--;
-  if (item) item->next = notifier->spare, notifier->spare = item;
-  pthread_mutex_unlock(&notifier->mutex);
+  lm_stream_unref(stream);
+  lm_ctx_unref(ctx); /* the caller holds one */
+  lm_notice_drop(item);
   return status;
 }
 

@@ -5,64 +5,80 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define GROWTH 8 /* a new segment is at least this part of what is held */
-#define SEGMENT_STEP UINT64_C(0x200000) /* 2 MiB, what drivers hand out */
-
 static const char alloc_op[] = "lm_pool_alloc";
+
+/* Takes the addresses. A device that cannot map memory page by page gives the whole limit at once. */
+static bool open_memory(lm_pool *pool, const char *op) {
+  lm_ctx *ctx = pool->ctx;
+  uint64_t limit = pool->stats.limit;
+  pool->memory = lm_paged_reserve(ctx, &pool->bytes, op);
+  if (!pool->memory && lm_last_error(ctx, NULL, 0) == LM_ERR_UNSUPPORTED) {
+    if (!limit) {
+      lm_fail(ctx, LM_ERR_UNSUPPORTED,
+              "%s: the device cannot map memory page by page: give the pool a limit, which is then taken at once", op);
+      return false;
+    }
+    pool->fixed = true;
+    pool->bytes = (limit + LM_GRANULE - 1) & ~(LM_GRANULE - 1);
+    pool->memory = lm_device_memory_reserve(ctx, pool->bytes, LM_RANGE_POOL, op);
+  }
+  if (!pool->memory) return false;
+  uint64_t bytes = pool->fixed ? pool->bytes : pool->bytes / LM_ZONES;
+  for (uint8_t zone = pool->fixed ? LM_LARGE : LM_SMALL; zone < LM_ZONES; zone++) {
+    lm_block *block = lm_block_add(pool, zone, pool->memory + (pool->fixed ? 0 : zone * bytes), bytes);
+    if (!block) return false;
+    if (!pool->fixed) block->owner = LM_UNBACKED;
+    pool->zones[zone] = block;
+    lm_block_list(pool, block);
+  }
+  if (pool->fixed) {
+    pool->stats.reserved = bytes;
+    pool->stats.driver_calls = 1;
+  }
+  return true;
+}
+
+/* All of a pool but its memory. */
+static void pool_drop(lm_pool *pool) {
+  for (uint32_t i = 0; i < pool->block_count; i++) lm_heap_release(pool->blocks[i]);
+  for (uint32_t i = 0; i < pool->owner_count; i++) {
+    if (pool->owners[i]->stream) lm_stream_unref(pool->owners[i]->stream);
+    lm_heap_release(pool->owners[i]);
+  }
+  lm_heap_release(pool->blocks);
+  lm_heap_release(pool->owners);
+  pthread_mutex_destroy(&pool->mutex);
+  lm_heap_release(pool);
+}
 
 lm_pool *lm_pool_create(lm_ctx *ctx, uint64_t limit) {
   static const char op[] = "lm_pool_create";
   if (!ctx) return NULL;
-  lm_pool *pool = lm_heap_alloc(ctx, sizeof *pool, op);
-  if (!pool) return NULL;
-  lm_owner *nobody = lm_heap_alloc(ctx, sizeof *nobody, op);
-  if (!nobody || !lm_heap_grow(ctx, &pool->owners, 0, &pool->owner_capacity, sizeof nobody, op)) {
-    lm_heap_release(nobody);
-    lm_heap_release(pool);
+  if (limit > UINT64_MAX / 2) {
+    lm_fail(ctx, LM_ERR_ARGUMENT, "%s: limit is out of range: limit=%llu: use 0 for none", op, (unsigned long long)limit);
     return NULL;
   }
-  pool->owners[0] = nobody;
-  pool->owner_count = 1;
+  lm_pool *pool = lm_heap_alloc(ctx, sizeof *pool, op);
+  if (!pool) return NULL;
+  pthread_mutex_init(&pool->mutex, NULL);
   pool->ctx = ctx;
   pool->stats.limit = limit;
-  pthread_mutex_init(&pool->mutex, NULL);
-  lm_ctx_ref(ctx);
-  return pool;
+  lm_owner *nobody = lm_heap_alloc(ctx, sizeof *nobody, op);
+  bool good = nobody && lm_heap_grow(ctx, &pool->owners, 0, &pool->owner_capacity, sizeof nobody, op);
+  if (good) pool->owners[pool->owner_count++] = nobody;
+  else lm_heap_release(nobody);
+  if (good && open_memory(pool, op)) {
+    lm_ctx_ref(ctx);
+    return pool;
+  }
+  if (pool->memory) lm_device_memory_release(ctx, pool->memory, pool->bytes, LM_RANGE_POOL);
+  pool_drop(pool);
+  return NULL;
 }
 
 /* Rounded up to a multiple of a power of two. */
 static uint64_t round_up(uint64_t bytes, uint64_t unit) {
   return (bytes + unit - 1) & ~(unit - 1);
-}
-
-/* Takes a segment from the system and gives all of it to the caller. Releases the mutex meanwhile: a driver call may last
- * milliseconds. The bytes are counted before, so that the limit holds for all threads. @return NULL if there is none */
-static lm_block *grow(lm_pool *pool, uint32_t owner, uint64_t bytes) {
-  uint64_t limit = pool->stats.limit;
-  uint64_t room = limit ? limit - pool->stats.reserved : UINT64_MAX;
-  /* Large pieces join more of what is freed; the share keeps what is taken in vain in proportion. */
-  uint64_t share = round_up(pool->stats.reserved / GROWTH, SEGMENT_STEP);
-  const uint64_t sizes[3] = {round_up(bytes > share ? bytes : share, SEGMENT_STEP), round_up(bytes, SEGMENT_STEP),
-                             round_up(bytes, LM_PAGE)};
-  for (int i = 0; i < 3; i++) {
-    uint64_t size = sizes[i];
-    if (size > room || (i && size == sizes[i - 1])) continue;
-    pool->stats.reserved += size;
-    pthread_mutex_unlock(&pool->mutex);
-    void *memory = lm_device_memory_reserve(pool->ctx, size, LM_RANGE_POOL, alloc_op);
-    pthread_mutex_lock(&pool->mutex);
-    lm_block *block = memory ? lm_segment_add(pool, owner, memory, size) : NULL;
-    if (memory) pool->stats.driver_calls++;
-    if (block) return block;
-    pool->stats.reserved -= size;
-    room = limit ? limit - pool->stats.reserved : UINT64_MAX;
-    if (memory) {
-      pool->stats.driver_calls++;
-      lm_device_memory_release(pool->ctx, memory, size, LM_RANGE_POOL);
-      return NULL;
-    }
-  }
-  return NULL;
 }
 
 /* Makes a run usable in the order of `stream` by having it wait for the marks of other streams. The host does not wait. */
@@ -78,76 +94,46 @@ static bool follow(lm_pool *pool, uint32_t index, lm_run run) {
   }
 }
 
-/* Gives segments back that hold no live block, after the streams that used them have passed. Releases the mutex while it
- * waits and while the driver works. @return bytes given back */
-static uint64_t give_back_idle(lm_pool *pool) {
-  lm_ctx *ctx = pool->ctx;
-  uint32_t count = pool->owner_count;
-  lm_point *points = lm_heap_alloc(ctx, count * sizeof *points, "lm_pool_trim");
-  lm_segment *idle = points ? lm_segments_idle(pool) : NULL;
-  for (lm_segment *segment = idle; segment; segment = segment->next) {
-    for (lm_block *block = segment->first; block; block = block->after) {
-      if (block->owner == LM_NOBODY) continue;
-      lm_point *point = &points[block->owner];
-      if (!point->stream) {
-        point->stream = pool->owners[block->owner]->stream;
-        lm_stream_ref(point->stream); /* its slot may be given to another stream while the mutex is released */
-      }
-      if (block->mark > point->mark) point->mark = block->mark;
-    }
-  }
-  uint64_t bytes = 0, segments = 0;
-  if (idle) {
-    pthread_mutex_unlock(&pool->mutex);
-    for (uint32_t i = 0; i < count; i++) {
-      if (!points[i].stream) continue;
-      lm_point_wait(points[i]);
-      lm_stream_unref(points[i].stream);
-    }
-    for (lm_segment *segment = idle; segment; segment = segment->next) {
-      bytes += segment->bytes;
-      segments++;
-      lm_device_memory_release(ctx, segment->memory, segment->bytes, LM_RANGE_POOL);
-    }
-    pthread_mutex_lock(&pool->mutex);
-    pool->stats.reserved -= bytes;
-    pool->stats.driver_calls += segments;
-  }
-  while (idle) {
-    lm_segment *segment = idle;
-    idle = segment->next;
-    lm_segment_forget(pool, segment);
-  }
-  lm_heap_release(points);
-  return bytes;
-}
-
 /* The order in which memory is looked for. @return a block in no list, at least `bytes` long, or NULL */
-static lm_block *find(lm_pool *pool, uint32_t owner, uint64_t bytes) {
+static lm_block *find(lm_pool *pool, uint32_t owner, uint8_t zone, uint64_t bytes) {
   /* 1. Freed in this stream, or by now nobody's: usable at once, whichever fits better. */
-  lm_block *block = lm_block_take(pool, owner, bytes);
+  lm_block *block = lm_block_take(pool, owner, zone, bytes);
   if (block) return block;
   /* 2. Freed elsewhere and that work has ended. */
   lm_settle(pool, owner);
-  block = lm_block_take(pool, owner, bytes);
+  block = lm_block_take(pool, owner, zone, bytes);
   if (block) return block;
   /* 3. Both kinds next to each other. */
   lm_run run;
-  if (lm_run_find(pool, owner, bytes, &run)) return lm_run_join(pool, run, bytes);
-  /* 4. More memory, as long as the limit and the system allow. */
-  return grow(pool, owner, bytes);
+  if (lm_run_find(pool, zone, owner, bytes, &run)) block = lm_run_join(pool, run, bytes);
+  /* 4. Room with memory from elsewhere in the pool, or more of it, as long as the limit and the system allow. The host waits
+   * for this stream where it was the last to use that memory: steps of one kind settle, and then none of this happens. */
+  return block ? block : lm_pool_grow(pool, owner, zone, bytes);
+}
+
+/* Memory that other streams may still use, or that lies among blocks of the other size: this stream waits for them. */
+static lm_block *find_anywhere(lm_pool *pool, uint32_t owner, uint8_t zone, uint64_t bytes) {
+  const struct {
+    uint8_t zone;
+    uint32_t from;
+  } places[] = {{!zone, owner}, {zone, LM_ANYBODY}, {!zone, LM_ANYBODY}};
+  for (int i = 0; i < 3; i++) {
+    lm_run run;
+    if (!lm_run_find(pool, places[i].zone, places[i].from, bytes, &run)) continue;
+    return follow(pool, owner, run) ? lm_run_join(pool, run, bytes) : NULL;
+  }
+  return NULL;
 }
 
 /* Where nothing is at hand. */
-static lm_block *find_with_effort(lm_pool *pool, uint32_t owner, uint64_t bytes) {
-  /* 5. Freed elsewhere, work still running: this stream waits for it. */
-  lm_run run;
-  if (lm_run_find(pool, LM_ANYBODY, bytes, &run)) return follow(pool, owner, run) ? lm_run_join(pool, run, bytes) : NULL;
-  /* 6. Whole segments that are too small make room for one that is large enough. */
-  if (give_back_idle(pool) == 0) return NULL;
-  lm_block *block = grow(pool, owner, bytes);
+static lm_block *find_with_effort(lm_pool *pool, uint32_t owner, uint8_t zone, uint64_t bytes) {
+  /* 5. The stream waits. */
+  lm_block *block = find_anywhere(pool, owner, zone, bytes);
   if (block) return block;
-  return lm_run_find(pool, LM_ANYBODY, bytes, &run) && follow(pool, owner, run) ? lm_run_join(pool, run, bytes) : NULL;
+  /* 6. The host waits for all that was freed, and looks again. */
+  lm_pool_settle_all(pool);
+  block = find(pool, owner, zone, bytes);
+  return block ? block : find_anywhere(pool, owner, zone, bytes);
 }
 
 uint64_t lm_pool_alloc(lm_pool *pool, uint64_t bytes, const char *label, lm_stream *stream) {
@@ -162,10 +148,12 @@ uint64_t lm_pool_alloc(lm_pool *pool, uint64_t bytes, const char *label, lm_stre
   uint32_t owner = lm_owner_of(pool, stream);
   lm_block *block = NULL;
   uint64_t size = round_up(bytes, LM_GRANULE) + (ctx->debug ? 2 * LM_ZONE : 0);
-  if (owner && bytes <= UINT64_MAX / 2) {
-    block = find(pool, owner, size);
+  uint64_t limit = pool->stats.limit;
+  if (owner && bytes <= UINT64_MAX / 2 && (!limit || size <= limit - pool->stats.current)) {
+    uint8_t zone = lm_zone_of(pool, size);
+    block = find(pool, owner, zone, size);
     if (!block) {
-      block = find_with_effort(pool, owner, size);
+      block = find_with_effort(pool, owner, zone, size);
       if (block) pool->stats.retries++;
     }
   }
@@ -175,7 +163,7 @@ uint64_t lm_pool_alloc(lm_pool *pool, uint64_t bytes, const char *label, lm_stre
     pthread_mutex_unlock(&pool->mutex);
     return 0;
   }
-  lm_block_split(pool, block, size);
+  (void)lm_block_split(pool, block, size); /* without heap memory it is used as it is */
   block->live = true;
   block->requested = bytes;
   block->since = lm_clock_ms();
@@ -245,7 +233,7 @@ int32_t lm_pool_trim(lm_pool *pool) {
   }
   lm_note(pool->ctx, "lm_pool_trim", pool, 0, NULL, NULL);
   pthread_mutex_lock(&pool->mutex);
-  give_back_idle(pool);
+  lm_pool_shrink(pool);
   pthread_mutex_unlock(&pool->mutex);
   return LM_OK;
 }
@@ -285,22 +273,9 @@ void lm_pool_destroy(lm_pool *pool) {
     }
     points[count++] = point;
   }
-  for (lm_segment *segment = pool->segments; segment;) {
-    lm_segment *next = segment->next;
-    for (uint32_t i = 0; i < count; i++) lm_stream_ref(points[i].stream);
-    lm_retire(ctx, segment->memory, segment->bytes, LM_RANGE_POOL, points, count);
-    lm_heap_release(segment);
-    segment = next;
-  }
+  for (uint32_t i = 0; i < count; i++) lm_stream_ref(points[i].stream);
+  lm_retire(ctx, pool->memory, pool->bytes, LM_RANGE_POOL, points, count);
   lm_heap_release(points);
-  for (uint32_t i = 0; i < pool->block_count; i++) lm_heap_release(pool->blocks[i]);
-  for (uint32_t i = 0; i < pool->owner_count; i++) {
-    if (pool->owners[i]->stream) lm_stream_unref(pool->owners[i]->stream);
-    lm_heap_release(pool->owners[i]);
-  }
-  lm_heap_release(pool->blocks);
-  lm_heap_release(pool->owners);
-  pthread_mutex_destroy(&pool->mutex);
-  lm_heap_release(pool);
+  pool_drop(pool);
   lm_ctx_unref(ctx);
 }

@@ -1,4 +1,4 @@
-/* pool_blocks.c: blocks, bins, owners and segments of the pool; no policy. */
+/* pool_blocks.c: blocks, bins and owners of the pool; no policy. */
 #include "pool.h"
 
 #include <string.h>
@@ -12,13 +12,15 @@ static uint32_t bin_of(uint64_t bytes) {
 }
 
 void lm_block_remove(lm_pool *pool, lm_block *block) {
+  if (block->owner == LM_UNBACKED) return;
   lm_owner *owner = pool->owners[block->owner];
+  lm_bins *bins = &owner->zones[block->zone];
   uint32_t bin = bin_of(block->bytes);
   if (block->bin_before) {
     block->bin_before->bin_after = block->bin_after;
   } else {
-    owner->bins[bin] = block->bin_after;
-    if (!block->bin_after) owner->bitmap[bin / 64] &= ~(UINT64_C(1) << bin % 64);
+    bins->bins[bin] = block->bin_after;
+    if (!block->bin_after) bins->bitmap[bin / 64] &= ~(UINT64_C(1) << bin % 64);
   }
   if (block->bin_after) block->bin_after->bin_before = block->bin_before;
   if (block->owner == LM_NOBODY) return;
@@ -30,13 +32,15 @@ void lm_block_remove(lm_pool *pool, lm_block *block) {
 
 /* Puts a block into its owner's bin, and into the list by mark after `older`. */
 static void link_block(lm_pool *pool, lm_block *block, lm_block *older) {
+  if (block->owner == LM_UNBACKED) return;
   lm_owner *owner = pool->owners[block->owner];
+  lm_bins *bins = &owner->zones[block->zone];
   uint32_t bin = bin_of(block->bytes);
   block->bin_before = NULL;
-  block->bin_after = owner->bins[bin];
+  block->bin_after = bins->bins[bin];
   if (block->bin_after) block->bin_after->bin_before = block;
-  owner->bins[bin] = block;
-  owner->bitmap[bin / 64] |= UINT64_C(1) << bin % 64;
+  bins->bins[bin] = block;
+  bins->bitmap[bin / 64] |= UINT64_C(1) << bin % 64;
   if (block->owner == LM_NOBODY) return;
   block->older = older;
   block->younger = older ? older->younger : owner->oldest;
@@ -46,11 +50,16 @@ static void link_block(lm_pool *pool, lm_block *block, lm_block *older) {
   else owner->youngest = block;
 }
 
-/* Puts a block into its owner's lists at the place that its mark asks for: nearly always the end. */
-static void list_block(lm_pool *pool, lm_block *block) {
+/* The block after which a mark comes in the list of a stream: nearly always the youngest. */
+static lm_block *older_than(lm_pool *pool, const lm_block *block) {
+  if (block->owner == LM_NOBODY || block->owner == LM_UNBACKED) return NULL;
   lm_block *older = pool->owners[block->owner]->youngest;
   while (older && older->mark > block->mark) older = older->older;
-  link_block(pool, block, older);
+  return older;
+}
+
+void lm_block_list(lm_pool *pool, lm_block *block) {
+  link_block(pool, block, older_than(pool, block));
 }
 
 static lm_block *block_new(lm_pool *pool) {
@@ -70,7 +79,6 @@ static lm_block *block_new(lm_pool *pool) {
 }
 
 static void block_drop(lm_pool *pool, lm_block *block) {
-  block->segment = NULL;
   block->after = pool->spare;
   pool->spare = block;
 }
@@ -86,7 +94,7 @@ static void absorb(lm_pool *pool, lm_block *block) {
 }
 
 static bool joins(const lm_block *block, const lm_block *neighbour) {
-  return neighbour && !neighbour->live && neighbour->owner == block->owner;
+  return neighbour && !neighbour->live && !neighbour->moving && neighbour->owner == block->owner;
 }
 
 void lm_block_insert(lm_pool *pool, lm_block *block) {
@@ -100,15 +108,15 @@ void lm_block_insert(lm_pool *pool, lm_block *block) {
     absorb(pool, before);
     block = before;
   }
-  list_block(pool, block);
+  lm_block_list(pool, block);
 }
 
-void lm_block_split(lm_pool *pool, lm_block *block, uint64_t bytes) {
-  if (block->bytes == bytes) return;
+bool lm_block_split(lm_pool *pool, lm_block *block, uint64_t bytes) {
+  if (block->bytes == bytes) return true;
   lm_block *rest = block_new(pool);
-  if (!rest) return;
-  rest->segment = block->segment;
-  rest->live = false;
+  if (!rest) return false;
+  rest->zone = block->zone;
+  rest->live = rest->moving = false;
   rest->address = block->address + bytes;
   rest->bytes = block->bytes - bytes;
   rest->owner = block->owner;
@@ -119,12 +127,13 @@ void lm_block_split(lm_pool *pool, lm_block *block, uint64_t bytes) {
   block->after = rest;
   block->bytes = bytes;
   link_block(pool, rest, block->older);
+  return true;
 }
 
 /* Smallest block of a bin that fits. */
-static lm_block *best_of_bin(const lm_owner *owner, uint32_t bin, uint64_t bytes) {
+static lm_block *best_of_bin(const lm_bins *bins, uint32_t bin, uint64_t bytes) {
   lm_block *best = NULL;
-  for (lm_block *block = owner->bins[bin]; block; block = block->bin_after) {
+  for (lm_block *block = bins->bins[bin]; block; block = block->bin_after) {
     if (block->bytes < bytes || (best && best->bytes <= block->bytes)) continue;
     best = block;
     if (best->bytes == bytes) break;
@@ -132,66 +141,74 @@ static lm_block *best_of_bin(const lm_owner *owner, uint32_t bin, uint64_t bytes
   return best;
 }
 
-static lm_block *best_of(const lm_owner *owner, uint64_t bytes) {
+static lm_block *best_of(const lm_bins *bins, uint64_t bytes) {
   uint32_t bin = bin_of(bytes);
-  lm_block *block = best_of_bin(owner, bin, bytes);
+  lm_block *block = best_of_bin(bins, bin, bytes);
   for (uint32_t next = bin + 1; !block && next < LM_BIN_COUNT;) {
-    uint64_t word = owner->bitmap[next / 64] >> next % 64;
-    if (word) block = best_of_bin(owner, next + (uint32_t)__builtin_ctzll(word), bytes);
+    uint64_t word = bins->bitmap[next / 64] >> next % 64;
+    if (word) block = best_of_bin(bins, next + (uint32_t)__builtin_ctzll(word), bytes);
     next = (next / 64 + 1) * 64;
   }
   return block;
 }
 
-lm_block *lm_block_take(lm_pool *pool, uint32_t owner, uint64_t bytes) {
-  lm_block *block = best_of(pool->owners[owner], bytes);
+lm_block *lm_block_take(lm_pool *pool, uint32_t owner, uint8_t zone, uint64_t bytes) {
+  lm_block *block = best_of(&pool->owners[owner]->zones[zone], bytes);
   if (!block || block->bytes != bytes) {
-    lm_block *other = best_of(pool->owners[LM_NOBODY], bytes);
+    lm_block *other = best_of(&pool->owners[LM_NOBODY]->zones[zone], bytes);
     if (other && (!block || other->bytes < block->bytes)) block = other;
   }
   if (block) lm_block_remove(pool, block);
   return block;
 }
 
-bool lm_run_find(lm_pool *pool, uint32_t owner, uint64_t bytes, lm_run *best) {
+bool lm_run_find(lm_pool *pool, uint8_t zone, uint32_t owner, uint64_t bytes, lm_run *best) {
+  lm_block *first = NULL;
+  uint64_t sum = 0;
   best->first = NULL;
-  for (lm_segment *segment = pool->segments; segment; segment = segment->next) {
-    lm_block *first = NULL;
-    uint64_t sum = 0;
-    for (lm_block *block = segment->first; block; block = block->after) {
-      bool usable = !block->live && (owner == LM_ANYBODY || block->owner == LM_NOBODY || block->owner == owner);
-      if (!usable) {
-        first = NULL;
-        sum = 0;
-        continue;
-      }
-      if (!first) first = block;
-      sum += block->bytes;
-      while (sum - first->bytes >= bytes) { /* the shortest run that ends here */
-        sum -= first->bytes;
-        first = first->after;
-      }
-      if (sum < bytes || (best->first && best->bytes <= sum)) continue;
-      *best = (lm_run){.first = first, .last = block, .bytes = sum};
+  for (lm_block *block = pool->zones[zone]; block; block = block->after) {
+    if (!lm_block_usable(block, owner)) {
+      first = NULL;
+      sum = 0;
+      continue;
     }
+    if (!first) first = block;
+    sum += block->bytes;
+    while (sum - first->bytes >= bytes) { /* the shortest run that ends here */
+      sum -= first->bytes;
+      first = first->after;
+    }
+    if (sum < bytes || (best->first && best->bytes <= sum)) continue;
+    *best = (lm_run){.first = first, .last = block, .bytes = sum};
   }
   return best->first != NULL;
 }
 
+lm_block *lm_blocks_join(lm_pool *pool, lm_block *first, lm_block *last, uint32_t owner) {
+  uint64_t mark = 0;
+  for (lm_block *block = first;; block = block->after) {
+    if (block->owner == owner && block->mark > mark) mark = block->mark;
+    block->moving = false;
+    if (block == last) break;
+  }
+  for (bool end = first == last; !end;) {
+    end = first->after == last;
+    absorb(pool, first);
+  }
+  first->owner = owner;
+  first->mark = mark;
+  first->older = older_than(pool, first);
+  return first;
+}
+
 lm_block *lm_run_join(lm_pool *pool, lm_run run, uint64_t bytes) {
-  lm_block *block = run.first;
-  if (run.bytes > bytes) {
-    lm_block_remove(pool, run.last);
-    lm_block_split(pool, run.last, run.last->bytes - (run.bytes - bytes));
-    list_block(pool, run.last);
+  lm_block_remove(pool, run.last);
+  if (!lm_block_split(pool, run.last, run.last->bytes - (run.bytes - bytes))) {
+    lm_block_list(pool, run.last);
+    return NULL;
   }
-  lm_block_remove(pool, block);
-  for (bool last = block == run.last; !last;) {
-    last = block->after == run.last;
-    lm_block_remove(pool, block->after);
-    absorb(pool, block);
-  }
-  return block;
+  for (lm_block *block = run.first; block != run.last; block = block->after) lm_block_remove(pool, block);
+  return lm_blocks_join(pool, run.first, run.last, run.first->owner);
 }
 
 void lm_settle(lm_pool *pool, uint32_t except) {
@@ -240,52 +257,17 @@ uint32_t lm_owner_of(lm_pool *pool, lm_stream *stream) {
   return slot;
 }
 
-lm_block *lm_segment_add(lm_pool *pool, uint32_t owner, uint8_t *memory, uint64_t bytes) {
+lm_block *lm_block_add(lm_pool *pool, uint8_t zone, uint8_t *memory, uint64_t bytes) {
   lm_block *block = block_new(pool);
   if (!block) return NULL;
-  lm_segment *segment = lm_heap_alloc(pool->ctx, sizeof *segment, "lm_pool_alloc");
-  if (!segment) {
-    block_drop(pool, block);
-    return NULL;
-  }
-  *segment = (lm_segment){.next = pool->segments, .memory = memory, .bytes = bytes, .first = block};
-  pool->segments = segment;
-  block->segment = segment;
   block->before = block->after = NULL;
   block->address = memory;
   block->bytes = bytes;
-  block->older = NULL;
-  block->owner = owner;
+  block->zone = zone;
+  block->owner = LM_NOBODY;
   block->mark = 0;
-  block->live = false;
+  block->live = block->moving = false;
   return block;
-}
-
-lm_segment *lm_segments_idle(lm_pool *pool) {
-  lm_segment *idle = NULL;
-  for (lm_segment **link = &pool->segments; *link;) {
-    lm_segment *segment = *link;
-    lm_block *block = segment->first;
-    while (block && !block->live) block = block->after;
-    if (block) {
-      link = &segment->next;
-      continue;
-    }
-    *link = segment->next;
-    for (block = segment->first; block; block = block->after) lm_block_remove(pool, block);
-    segment->next = idle;
-    idle = segment;
-  }
-  return idle;
-}
-
-void lm_segment_forget(lm_pool *pool, lm_segment *segment) {
-  for (lm_block *block = segment->first; block;) {
-    lm_block *after = block->after;
-    block_drop(pool, block);
-    block = after;
-  }
-  lm_heap_release(segment);
 }
 
 lm_block *lm_block_of(lm_pool *pool, uint64_t handle) {

@@ -8,15 +8,19 @@
 #define OWNERS_SHOWN 10
 
 void lm_pool_free_bytes(lm_pool *pool, uint64_t *largest, uint64_t *total) {
-  *largest = *total = 0;
-  for (lm_segment *segment = pool->segments; segment; segment = segment->next) {
+  const lm_pool_stats *stats = &pool->stats;
+  *largest = lm_pages_free(pool);
+  *total = 0;
+  for (uint8_t zone = 0; zone < LM_ZONES; zone++) {
     uint64_t run = 0;
-    for (lm_block *block = segment->first; block; block = block->after) {
-      run = block->live ? 0 : run + block->bytes;
-      if (!block->live) *total += block->bytes;
+    for (lm_block *block = pool->zones[zone]; block; block = block->after) {
+      bool free = lm_block_usable(block, LM_ANYBODY);
+      run = free ? run + block->bytes : 0;
+      if (free) *total += block->bytes;
       if (run > *largest) *largest = run;
     }
   }
+  if (stats->limit && *largest > stats->limit - stats->current) *largest = stats->limit - stats->current;
 }
 
 typedef struct share {
@@ -59,7 +63,8 @@ void lm_pool_report(lm_pool *pool, uint64_t requested, const char *label) {
   uint64_t largest, total;
   lm_pool_free_bytes(pool, &largest, &total);
   uint64_t limit = pool->stats.limit;
-  bool limited = limit && requested > limit - pool->stats.reserved;
+  uint64_t used = pool->stats.reserved - lm_pages_free(pool); /* in pages with live blocks */
+  bool limited = limit && (used >= limit || requested > limit - used);
   char text[LM_ERROR_TEXT_MAX];
   int length = snprintf(text, sizeof text,
                         "lm_pool_alloc: out of memory: requested=%llu label=\"%.*s\" largest_free=%llu total_free=%llu "
@@ -79,28 +84,43 @@ void lm_pool_report(lm_pool *pool, uint64_t requested, const char *label) {
   lm_fail(pool->ctx, LM_ERR_OUT_OF_MEMORY, "%s", text);
 }
 
-int32_t lm_pool_snapshot(lm_pool *pool, void *buf, uint64_t cap) {
+/* Blocks side by side, up to the next addresses without memory. @return the last of them */
+static lm_block *write_segment(lm_text *text, lm_block *first, uint64_t now) {
   typedef unsigned long long ull;
+  lm_block *last = first;
+  while (last->after && (last->after->live || last->after->owner != LM_UNBACKED)) last = last->after;
+  lm_text_add(text, "{\"bytes\":%llu,\"blocks\":[", (ull)(last->address + last->bytes - first->address));
+  for (lm_block *block = first;; block = block->after) {
+    const char *state = block->live ? "live" : block->owner == LM_NOBODY ? "free" : "pending";
+    lm_text_add(text, "%s{\"offset\":%llu,\"bytes\":%llu,\"state\":\"%s\"", block == first ? "" : ",",
+                (ull)(block->address - first->address), (ull)block->bytes, state);
+    if (block->live) {
+      lm_text_add(text, ",\"label\":");
+      lm_text_string(text, block->label);
+      lm_text_add(text, ",\"requested\":%llu,\"ageMs\":%llu", (ull)block->requested, (ull)(now - block->since));
+    }
+    lm_text_add(text, "}");
+    if (block == last) break;
+  }
+  lm_text_add(text, "]}");
+  return last;
+}
+
+int32_t lm_pool_snapshot(lm_pool *pool, void *buf, uint64_t cap) {
   if (!pool) return LM_ERR_ARGUMENT;
   lm_text text = {.buf = buf, .cap = buf ? cap : 0};
   uint64_t now = lm_clock_ms();
   lm_text_add(&text, "[");
   pthread_mutex_lock(&pool->mutex);
   lm_settle(pool, LM_NOBODY);
-  for (lm_segment *segment = pool->segments; segment; segment = segment->next) {
-    lm_text_add(&text, "%s{\"bytes\":%llu,\"blocks\":[", segment == pool->segments ? "" : ",", (ull)segment->bytes);
-    for (lm_block *block = segment->first; block; block = block->after) {
-      const char *state = block->live ? "live" : block->owner == LM_NOBODY ? "free" : "pending";
-      lm_text_add(&text, "%s{\"offset\":%llu,\"bytes\":%llu,\"state\":\"%s\"", block == segment->first ? "" : ",",
-                  (ull)(block->address - segment->memory), (ull)block->bytes, state);
-      if (block->live) {
-        lm_text_add(&text, ",\"label\":");
-        lm_text_string(&text, block->label);
-        lm_text_add(&text, ",\"requested\":%llu,\"ageMs\":%llu", (ull)block->requested, (ull)(now - block->since));
-      }
-      lm_text_add(&text, "}");
+  bool first = true;
+  for (uint8_t zone = 0; zone < LM_ZONES; zone++) {
+    for (lm_block *block = pool->zones[zone]; block; block = block->after) {
+      if (block->owner == LM_UNBACKED && !block->live) continue;
+      lm_text_add(&text, first ? "" : ",");
+      block = write_segment(&text, block, now);
+      first = false;
     }
-    lm_text_add(&text, "]}");
   }
   pthread_mutex_unlock(&pool->mutex);
   lm_text_add(&text, "]");

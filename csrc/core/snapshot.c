@@ -58,7 +58,7 @@ int32_t lm_ctx_snapshot(lm_ctx *ctx, void *buf, uint64_t cap) {
     const lm_range *range = &ctx->ranges[i];
     lm_text_add(&text, "%s{\"class\":\"%s\",\"label\":", i ? "," : "", class_name(range->kind));
     lm_text_string(&text, range->label);
-    lm_text_add(&text, ",\"bytes\":%llu,\"ageMs\":%llu}", (ull)range->bytes, (ull)(now - range->since));
+    lm_text_add(&text, ",\"bytes\":%llu,\"ageMs\":%llu}", (ull)(range->pages ? range->held : range->bytes), (ull)(now - range->since));
   }
   pthread_mutex_unlock(&ctx->mutex);
   lm_text_add(&text, "],\"operations\":");

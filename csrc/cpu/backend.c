@@ -122,6 +122,24 @@ static void *mem_reserve(lm_backend *base, uint64_t bytes) {
   return lm_host_memory_take(&self(base)->host, bytes, LM_ERR_OUT_OF_MEMORY, "lm_mem_reserve");
 }
 
+static void *range_reserve(lm_backend *base, uint64_t *bytes) {
+  return lm_host_range_reserve(&self(base)->host, bytes);
+}
+
+static int32_t range_commit(lm_backend *base, void *memory, uint64_t bytes) {
+  return lm_host_range_commit(&self(base)->host, memory, bytes);
+}
+
+static void range_decommit(lm_backend *base, void *memory, uint64_t bytes) {
+  (void)base;
+  lm_host_range_decommit(memory, bytes);
+}
+
+static void range_release(lm_backend *base, void *memory, uint64_t bytes) {
+  (void)base;
+  lm_host_range_release(memory, bytes);
+}
+
 /* No mlock: copies here are memcpy, which needs no locked pages, and RLIMIT_MEMLOCK (8 MiB by default) would make ordinary
  * programs fail. The memory counts as page-locked, so that programs see the same figures as on a GPU. */
 static void *pinned_reserve(lm_backend *base, uint64_t bytes, int32_t flags) {
@@ -202,6 +220,10 @@ static const lm_backend_api api = {
     .synchronize = synchronize,
     .mem_reserve = mem_reserve,
     .mem_release = memory_release,
+    .range_reserve = range_reserve,
+    .range_commit = range_commit,
+    .range_decommit = range_decommit,
+    .range_release = range_release,
     .pinned_reserve = pinned_reserve,
     .pinned_release = memory_release,
     .stream_create = stream_create,

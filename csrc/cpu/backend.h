@@ -111,6 +111,11 @@ int32_t lm_cpu_graph_run(lm_cpu_backend *backend, lm_backend_graph *graph, int32
 /* lm_host_memory_take: page-aligned memory, touched. NULL with status and text reported for op. */
 void *lm_host_memory_take(const lm_host *host, uint64_t bytes, int32_t status, const char *op);
 void lm_host_memory_give(void *memory, uint64_t bytes);
+/* lm_host_range_*: the ranges of the vtable. */
+void *lm_host_range_reserve(const lm_host *host, uint64_t *bytes);
+int32_t lm_host_range_commit(const lm_host *host, void *memory, uint64_t bytes);
+void lm_host_range_decommit(void *memory, uint64_t bytes);
+void lm_host_range_release(void *memory, uint64_t bytes);
 /* lm_host_memory_total: bytes of the machine or the cgroup, whichever is less. */
 uint64_t lm_host_memory_total(void);
 

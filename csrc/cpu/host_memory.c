@@ -128,32 +128,79 @@ static void *map(uint64_t bytes) {
   return raw + before;
 }
 
-void *lm_host_memory_take(const lm_host *host, uint64_t bytes, int32_t status, const char *op) {
-  uint64_t available = lm_host_memory_available();
-  if (bytes > UINT64_MAX / 4 || mapped_bytes(bytes) + SPARE > available) {
-    host->fail(host->owner, status,
-               "%s: this would leave the machine without memory: requested=%llu available=%llu kept_spare=%llu: ask for "
-               "less",
-               op, (unsigned long long)bytes, (unsigned long long)available, (unsigned long long)SPARE);
-    return NULL;
-  }
-  uint64_t size = mapped_bytes(bytes);
-  uint8_t *memory = map(size);
-  int error = memory ? 0 : errno;
-  if (memory && madvise(memory, size, MADV_POPULATE_WRITE) != 0) {
-    error = errno;
-    if (error == EINVAL) { /* Linux before 5.14 */
-      error = 0;
-      for (uint64_t at = 0; at < size; at += PAGE) *(volatile uint8_t *)(memory + at) = 0;
-    }
-  }
-  if (!error) return memory;
-  if (memory) munmap(memory, size);
+/* Refuses what the machine cannot give. @return false with the failure reported */
+static bool has_room(const lm_host *host, uint64_t bytes, int32_t status, const char *op, uint64_t *available) {
+  *available = lm_host_memory_available();
+  if (bytes <= UINT64_MAX / 4 && mapped_bytes(bytes) + SPARE <= *available) return true;
+  host->fail(host->owner, status,
+             "%s: this would leave the machine without memory: requested=%llu available=%llu kept_spare=%llu: ask for "
+             "less",
+             op, (unsigned long long)bytes, (unsigned long long)*available, (unsigned long long)SPARE);
+  return false;
+}
+
+/* Brings in all pages. @return 0 or an errno */
+static int touch(uint8_t *memory, uint64_t size) {
+  if (madvise(memory, size, MADV_POPULATE_WRITE) == 0) return 0;
+  if (errno != EINVAL) return errno;
+  for (uint64_t at = 0; at < size; at += PAGE) *(volatile uint8_t *)(memory + at) = 0; /* Linux before 5.14 */
+  return 0;
+}
+
+static void refused(const lm_host *host, int32_t status, const char *op, uint64_t bytes, uint64_t available, int error) {
   host->fail(host->owner, status, "%s: the system refused: requested=%llu available=%llu: %s", op,
              (unsigned long long)bytes, (unsigned long long)available, strerror(error));
+}
+
+void *lm_host_memory_take(const lm_host *host, uint64_t bytes, int32_t status, const char *op) {
+  uint64_t available;
+  if (!has_room(host, bytes, status, op, &available)) return NULL;
+  uint64_t size = mapped_bytes(bytes);
+  uint8_t *memory = map(size);
+  int error = memory ? touch(memory, size) : errno;
+  if (!error) return memory;
+  if (memory) munmap(memory, size);
+  refused(host, status, op, bytes, available, error);
   return NULL;
 }
 
 void lm_host_memory_give(void *memory, uint64_t bytes) {
   munmap(memory, mapped_bytes(bytes));
+}
+
+#define UNBACKED (MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE)
+
+void *lm_host_range_reserve(const lm_host *host, uint64_t *bytes) {
+  *bytes = (look().total / LM_RANGE_PAGE + 1) * LM_RANGE_PAGE * 8;
+  uint64_t size = *bytes + LM_RANGE_PAGE;
+  uint8_t *raw = mmap(NULL, size, PROT_NONE, UNBACKED, -1, 0);
+  if (raw == MAP_FAILED) {
+    refused(host, LM_ERR_OUT_OF_MEMORY, "lm_pool_alloc", size, *bytes, errno);
+    return NULL;
+  }
+  uint64_t before = -(uintptr_t)raw & (LM_RANGE_PAGE - 1);
+  if (before) munmap(raw, before);
+  munmap(raw + before + *bytes, LM_RANGE_PAGE - before);
+  return raw + before;
+}
+
+int32_t lm_host_range_commit(const lm_host *host, void *memory, uint64_t bytes) {
+  static const char op[] = "lm_pool_alloc";
+  uint64_t available;
+  if (!has_room(host, bytes, LM_ERR_OUT_OF_MEMORY, op, &available)) return LM_ERR_OUT_OF_MEMORY;
+  int error = mprotect(memory, bytes, PROT_READ | PROT_WRITE) ? errno : 0;
+  if (!error) (void)madvise(memory, bytes, MADV_HUGEPAGE);
+  if (!error) error = touch(memory, bytes);
+  if (!error) return LM_OK;
+  lm_host_range_decommit(memory, bytes);
+  refused(host, LM_ERR_OUT_OF_MEMORY, op, bytes, available, error);
+  return LM_ERR_OUT_OF_MEMORY;
+}
+
+void lm_host_range_decommit(void *memory, uint64_t bytes) {
+  (void)mmap(memory, bytes, PROT_NONE, UNBACKED | MAP_FIXED, -1, 0);
+}
+
+void lm_host_range_release(void *memory, uint64_t bytes) {
+  munmap(memory, bytes);
 }

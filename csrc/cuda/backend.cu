@@ -87,11 +87,11 @@ static int32_t info(lm_backend *base, char *text, uint64_t cap) {
   (void)cudaGetLastError();
   return 1 + snprintf(text, cap,
                       "{\"kind\":\"cuda\",\"name\":\"%s\",\"computeCapability\":\"%d.%d\",\"driver\":\"%d.%d\","
-                      "\"runtime\":\"%d.%d\",\"memoryTotal\":%llu,\"memoryFree\":%llu,\"multiprocessors\":%d,"
+                      "\"runtime\":\"%d.%d\",\"memoryTotal\":%llu,\"memoryFree\":%llu,\"hostMemoryFree\":%llu,\"multiprocessors\":%d,"
                       "\"sharedMemory\":%d,\"l2\":%lld,\"pciBus\":\"%s\",\"gemm\":\"%s\",\"streamWorkspace\":%llu}",
                       name, p.major, p.minor, driver / 1000, driver % 1000 / 10, runtime / 1000, runtime % 1000 / 10,
-                      (ull)total_bytes, (ull)free_bytes, cuda->sm_count, cuda->shared_max, (long long)cuda->l2_bytes, bus,
-                      gemm, (ull)cuda->workspace_bytes);
+                      (ull)total_bytes, (ull)free_bytes, (ull)lm_cuda_host_available(), cuda->sm_count, cuda->shared_max,
+                      (long long)cuda->l2_bytes, bus, gemm, (ull)cuda->workspace_bytes);
 }
 
 /* Choices -------------------------------------------------------------------------------------------------------- */
@@ -140,6 +140,10 @@ static const lm_backend_api api = {
     .synchronize = lm_cuda_synchronize,
     .mem_reserve = lm_cuda_mem_reserve,
     .mem_release = lm_cuda_mem_release,
+    .range_reserve = lm_cuda_range_reserve,
+    .range_commit = lm_cuda_range_commit,
+    .range_decommit = lm_cuda_range_decommit,
+    .range_release = lm_cuda_range_release,
     .pinned_reserve = lm_cuda_pinned_reserve,
     .pinned_release = lm_cuda_pinned_release,
     .stream_create = lm_cuda_stream_create,
@@ -164,6 +168,12 @@ static const lm_backend_api api = {
     .graph_end = lm_cuda_graph_end,
     .graph_launch = lm_cuda_graph_launch,
     .graph_destroy = lm_cuda_graph_destroy,
+    .range_push = lm_cuda_range_push,
+    .range_pop = lm_cuda_range_pop,
+    .managed_reserve = lm_cuda_managed_reserve,
+    .managed_release = lm_cuda_managed_release,
+    .managed_advise = lm_cuda_managed_advise,
+    .managed_prefetch = lm_cuda_managed_prefetch,
     .choices_time = choices_time,
     .choices_write = choices_write,
     .choices_read = choices_read,

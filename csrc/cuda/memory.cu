@@ -112,7 +112,7 @@ static uint64_t number_in(const char *path, const char *key, uint64_t unit) {
 }
 
 /* What the machine and the container can still give, the page cache included; beyond it the kernel kills instead of refusing. */
-static uint64_t host_available(void) {
+uint64_t lm_cuda_host_available(void) {
   uint64_t available = number_in("/proc/meminfo", "MemAvailable:", 1024);
   const uint64_t limit = number_in("/sys/fs/cgroup/memory.max", "", 1);
   uint64_t used = number_in("/sys/fs/cgroup/memory.current", "", 1);
@@ -188,7 +188,7 @@ static void *pin_failed(lm_cuda *cuda, uint64_t bytes, const char *reason) {
   cuda->host.fail(cuda->host.owner, LM_ERR_PINNED,
                   "lm_pinned_create: page-locked host memory is not available: %s: requested=%llu available=%llu: ask for less, "
                   "or raise the limit of the container",
-                  reason, (ull)bytes, (ull)host_available());
+                  reason, (ull)bytes, (ull)lm_cuda_host_available());
   return NULL;
 }
 
@@ -196,7 +196,7 @@ void *lm_cuda_pinned_reserve(lm_backend *base, uint64_t bytes, int32_t flags) {
   static const char op[] = "lm_pinned_create";
   lm_cuda *cuda = self(base);
   if (lm_cuda_enter(cuda, op)) return NULL;
-  if (bytes > UINT64_MAX / 4 || bytes + SPARE > host_available())
+  if (bytes > UINT64_MAX / 4 || bytes + SPARE > lm_cuda_host_available())
     return pin_failed(cuda, bytes, "the host has too little memory");
   const uint64_t size = (bytes + ALIGNMENT - 1) & ~(ALIGNMENT - 1);
   lm_cuda_memory given = {NULL, NULL, NULL, 0, true};

@@ -150,8 +150,28 @@ void lm_cuda_graph_abandon(lm_backend_stream *stream);
 
 void *lm_cuda_mem_reserve(lm_backend *base, uint64_t bytes);
 void lm_cuda_mem_release(lm_backend *base, void *memory, uint64_t bytes);
+/* What the machine and the container can still give, the page cache included. */
+uint64_t lm_cuda_host_available(void);
 void *lm_cuda_pinned_reserve(lm_backend *base, uint64_t bytes, int32_t flags);
 void lm_cuda_pinned_release(lm_backend *base, void *memory, uint64_t bytes);
+
+/* ranges.cu ------------------------------------------------------------------------------------------------------ */
+
+void *lm_cuda_range_reserve(lm_backend *base, uint64_t *bytes);
+int32_t lm_cuda_range_commit(lm_backend *base, void *memory, uint64_t bytes);
+void lm_cuda_range_decommit(lm_backend *base, void *memory, uint64_t bytes);
+void lm_cuda_range_release(lm_backend *base, void *memory, uint64_t bytes);
+
+/* managed.cu ----------------------------------------------------------------------------------------------------- */
+
+void *lm_cuda_managed_reserve(lm_backend *base, uint64_t bytes);
+void lm_cuda_managed_release(lm_backend *base, void *memory, uint64_t bytes);
+int32_t lm_cuda_managed_advise(lm_backend *base, void *memory, uint64_t bytes, int32_t advice);
+int32_t lm_cuda_managed_prefetch(lm_backend *base, lm_backend_stream *stream, void *memory, uint64_t bytes, int32_t to_host);
+/* nvtx.cu -------------------------------------------------------------------------------------------------------- */
+
+int32_t lm_cuda_range_push(lm_backend *base, const char *name);
+void lm_cuda_range_pop(lm_backend *base);
 
 /* workspace.cu --------------------------------------------------------------------------------------------------- */
 

@@ -3,7 +3,7 @@
  * Everything is counted per context, so the same program fails at the same call in every run. A delay is host work put in
  * front of an operation on the wrapped stream, so the order of things stays that of the wrapped backend. */
 #define _GNU_SOURCE
-#include "../core/backend.h"
+#include "files.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -24,6 +24,7 @@ typedef struct lm_sim {
   _Atomic uint32_t streams;
   pthread_mutex_t mutex;
   uint64_t pinned; /* page-locked now; under the mutex */
+  lm_sim_files files;
 } lm_sim;
 
 struct lm_backend_stream {
@@ -57,9 +58,11 @@ static int32_t delay(void *arg, int32_t status) {
 }
 
 static int32_t fault(void *arg, int32_t status) {
-  (void)arg;
+  lm_sim *sim = arg;
   (void)status;
-  return LM_ERR_DEVICE;
+  return sim->host.fail(sim->host.owner, LM_ERR_DEVICE,
+                        "the device failed: simulated fault at operation %llu: its memory is lost, start the program again",
+                        (unsigned long long)sim->options.fault_at);
 }
 
 /* What happens before a kernel, copy, fill or graph. */
@@ -70,7 +73,7 @@ static int32_t before(lm_sim *sim, lm_backend_stream *stream) {
     status = sim->api->stream_call(sim->inner, stream->inner, delay, (void *)(uintptr_t)stream->delay);
   }
   if (!status && atomic_fetch_add(&sim->operations, 1) + 1 == sim->options.fault_at) {
-    status = sim->api->stream_call(sim->inner, stream->inner, fault, NULL);
+    status = sim->api->stream_call(sim->inner, stream->inner, fault, sim);
   }
   return status;
 }
@@ -78,6 +81,7 @@ static int32_t before(lm_sim *sim, lm_backend_stream *stream) {
 static void sim_close(lm_backend *base) {
   lm_sim *sim = self(base);
   sim->api->close(sim->inner);
+  lm_sim_files_close(&sim->files);
   pthread_mutex_destroy(&sim->mutex);
   sim->host.release(sim);
 }
@@ -100,6 +104,29 @@ static void *sim_mem_reserve(lm_backend *base, uint64_t bytes) {
 static void sim_mem_release(lm_backend *base, void *memory, uint64_t bytes) {
   self(base)->api->mem_release(self(base)->inner, memory, bytes);
   sleep_for(self(base)->options.driver_delay);
+}
+
+static void *sim_range_reserve(lm_backend *base, uint64_t *bytes) {
+  lm_sim *sim = self(base);
+  if (fails(sim, LM_ERR_OUT_OF_MEMORY, "range_reserve")) return NULL;
+  if (!sim->options.no_ranges) return sim->api->range_reserve(sim->inner, bytes);
+  sim->host.fail(sim->host.owner, LM_ERR_UNSUPPORTED, "range_reserve: the device cannot map memory page by page");
+  return NULL;
+}
+
+static int32_t sim_range_commit(lm_backend *base, void *memory, uint64_t bytes) {
+  if (fails(self(base), LM_ERR_OUT_OF_MEMORY, "range_commit")) return LM_ERR_OUT_OF_MEMORY;
+  sleep_for(self(base)->options.driver_delay);
+  return self(base)->api->range_commit(self(base)->inner, memory, bytes);
+}
+
+static void sim_range_decommit(lm_backend *base, void *memory, uint64_t bytes) {
+  self(base)->api->range_decommit(self(base)->inner, memory, bytes);
+  sleep_for(self(base)->options.driver_delay);
+}
+
+static void sim_range_release(lm_backend *base, void *memory, uint64_t bytes) {
+  self(base)->api->range_release(self(base)->inner, memory, bytes);
 }
 
 static void unpin(lm_sim *sim, uint64_t bytes) {
@@ -278,6 +305,20 @@ static int32_t sim_managed_prefetch(lm_backend *base, lm_backend_stream *stream,
   return self(base)->api->managed_prefetch(self(base)->inner, stream->inner, memory, bytes, to_host);
 }
 
+static int32_t sim_range_push(lm_backend *base, const char *name) {
+  const lm_sim *sim = self(base);
+  return sim->api->range_push ? sim->api->range_push(sim->inner, name) : 0;
+}
+
+static void sim_range_pop(lm_backend *base) {
+  const lm_sim *sim = self(base);
+  if (sim->api->range_pop) sim->api->range_pop(sim->inner);
+}
+
+static const lm_file_calls *sim_file_calls(lm_backend *base) {
+  return &self(base)->files.calls;
+}
+
 static const lm_backend_api api = {
     .version = LM_BACKEND_VERSION,
     .close = sim_close,
@@ -285,6 +326,10 @@ static const lm_backend_api api = {
     .synchronize = sim_synchronize,
     .mem_reserve = sim_mem_reserve,
     .mem_release = sim_mem_release,
+    .range_reserve = sim_range_reserve,
+    .range_commit = sim_range_commit,
+    .range_decommit = sim_range_decommit,
+    .range_release = sim_range_release,
     .pinned_reserve = sim_pinned_reserve,
     .pinned_release = sim_pinned_release,
     .stream_create = sim_stream_create,
@@ -313,6 +358,9 @@ static const lm_backend_api api = {
     .managed_release = sim_managed_release,
     .managed_advise = sim_managed_advise,
     .managed_prefetch = sim_managed_prefetch,
+    .range_push = sim_range_push,
+    .range_pop = sim_range_pop,
+    .file_calls = sim_file_calls,
 };
 
 lm_backend *lm_sim_backend_wrap(const lm_host *host, lm_backend *inner, const lm_sim_options *options) {
@@ -328,6 +376,7 @@ lm_backend *lm_sim_backend_wrap(const lm_host *host, lm_backend *inner, const lm
   sim->inner = inner;
   sim->options = *options;
   pthread_mutex_init(&sim->mutex, NULL);
+  lm_sim_files_open(&sim->files, host->file_calls, &sim->options);
   return &sim->base;
 }
 
@@ -349,7 +398,10 @@ int lm_sim_parse(const char *device, lm_sim_options *options) {
   } fields[] = {
       {"fail_at=", &options->fail_at},           {"fault_at=", &options->fault_at},
       {"heap_fail_at=", &options->heap_fail_at}, {"pinned_limit=", &options->pinned_limit},
-      {"driver_delay=", &options->driver_delay}};
+      {"driver_delay=", &options->driver_delay}, {"no_ranges=", &options->no_ranges},
+      {"file_fail_at=", &options->file_fail_at}, {"file_fails=", &options->file_fails},
+      {"file_error=", &options->file_error},     {"file_most=", &options->file_most},
+      {"file_kill_at=", &options->file_kill_at}};
   const size_t count = sizeof fields / sizeof *fields;
   const char *text = device + 4;
   for (;;) {
@@ -361,6 +413,11 @@ int lm_sim_parse(const char *device, lm_sim_options *options) {
         if (!text) return false;
         options->delays[options->delay_count++] = (uint32_t)value;
       } while (*text == '/');
+    } else if (strncmp(text, "file_log=", 9) == 0) {
+      size_t length = strcspn(text += 9, ",");
+      if (length == 0 || length >= sizeof options->file_log) return false;
+      memcpy(options->file_log, text, length);
+      text += length;
     } else {
       size_t i = 0;
       while (i < count && strncmp(text, fields[i].name, strlen(fields[i].name)) != 0) i++;

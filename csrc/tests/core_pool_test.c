@@ -40,7 +40,7 @@ static void sizes_and_alignment(void) {
   EXPECT(stats.requested == requested && stats.current == current && stats.peak == current);
   EXPECT(stats.live_blocks == 9 && stats.allocs == 9 && stats.frees == 0 && stats.failures == 0 && stats.limit == 0);
   EXPECT(stats.reserved >= current && stats_of(ctx).reserved == stats.reserved);
-  EXPECT(lm_mem_release(ctx, pool->segments->memory) == LM_ERR_ARGUMENT); /* the pool's, not the user's */
+  EXPECT(lm_mem_release(ctx, pool->memory) == LM_ERR_ARGUMENT); /* the pool's, not the user's */
   for (int i = 0; i < 9; i++) EXPECT(lm_pool_free(pool, handles[i], a) == LM_OK);
   stats = pool_stats_of(pool);
   EXPECT(stats.current == 0 && stats.requested == 0 && stats.live_blocks == 0 && stats.frees == 9 && stats.peak == current);
@@ -102,11 +102,13 @@ static void same_stream_reuses_at_once(void) {
 static void own_and_idle_memory_join(void) {
   lm_pool *pool = pool_with(0);
   gate g = GATE_CLOSED;
-  uint64_t half = take(pool, MIB, a);
-  void *pointer = at(pool, half);
+  take(pool, MIB, a);
+  uint64_t part = take(pool, 256 * KIB, a);
+  void *pointer = at(pool, part);
+  take(pool, 2 * MIB, b); /* the rest of the page is nobody's now */
   hold(a, &g);
-  EXPECT(lm_pool_free(pool, half, a) == LM_OK); /* next to the untouched rest of the segment */
-  EXPECT(at(pool, take(pool, 2 * MIB, a)) == pointer && pool_stats_of(pool).reserved == 2 * MIB);
+  EXPECT(lm_pool_free(pool, part, a) == LM_OK);
+  EXPECT(at(pool, take(pool, MIB, a)) == pointer && pool_stats_of(pool).reserved == 4 * MIB);
   EXPECT(lm_stream_query(a) == LM_NOT_READY);
   gate_open(&g);
   lm_pool_destroy(pool);
@@ -211,10 +213,10 @@ static void splits_and_coalesces(void) {
     EXPECT(lm_pool_free(pool, handles[order[i]], a) == LM_OK);
     EXPECT(pool_stats_of(pool).largest_free == largest[i] * KIB);
     int count = 0;
-    for (lm_block *block = pool->segments->first; block; block = block->after) count++;
+    for (lm_block *block = pool->zones[LM_SMALL]; block->owner != LM_UNBACKED; block = block->after) count++;
     EXPECT(count == blocks[i]);
   }
-  EXPECT(at(pool, take(pool, 2 * MIB, a)) == base);
+  EXPECT(at(pool, take(pool, MIB, a)) == base);
   lm_pool_destroy(pool);
 }
 
@@ -239,7 +241,8 @@ static void *open_later(void *arg) {
   return NULL;
 }
 
-static void replaces_small_segments(void) {
+/* Mutants: leave out lm_pool_settle_all in find_with_effort, or the wait in it. */
+static void moves_pages(void) {
   lm_pool *pool = pool_with(8 * MIB);
   gate g = GATE_CLOSED;
   uint64_t handles[4];
@@ -247,18 +250,91 @@ static void replaces_small_segments(void) {
   EXPECT(pool_stats_of(pool).reserved == 8 * MIB);
   hold(a, &g);
   for (int i = 0; i < 4; i++) EXPECT(lm_mem_fill(ctx, at(pool, handles[i]), i, 2 * MIB, a) == LM_OK);
-  for (int i = 0; i < 4; i++) EXPECT(lm_pool_free(pool, handles[i], a) == LM_OK);
+  for (int i = 0; i < 4; i += 2) EXPECT(lm_pool_free(pool, handles[i], a) == LM_OK);
   pthread_t opener;
   pthread_create(&opener, NULL, open_later, &g);
-  uint64_t large = take(pool, 8 * MIB, b); /* no segment is that large: all four go once a has passed, one comes */
+  uint64_t large = take(pool, 4 * MIB, b); /* two pages apart become neighbours once a has passed */
   EXPECT(g.open);
   pthread_join(opener, NULL);
   EXPECT(pool_stats_of(pool).reserved == 8 * MIB && stats_of(ctx).reserved == 8 * MIB);
-  EXPECT(lm_mem_fill(ctx, at(pool, large), 0, 8 * MIB, b) == LM_OK && lm_stream_wait(b) == LM_OK);
+  EXPECT(lm_mem_fill(ctx, at(pool, large), 9, 4 * MIB, b) == LM_OK && lm_stream_wait(b) == LM_OK);
+  for (int i = 1; i < 4; i += 2) EXPECT(((uint8_t *)at(pool, handles[i]))[2 * MIB - 1] == i);
+  uint8_t *gone = at(pool, handles[1]);
+  EXPECT(lm_mem_fill(ctx, gone - 2 * MIB, 1, MIB, a) == LM_ERR_ARGUMENT); /* no memory there any more */
+  EXPECT(lm_mem_fill(ctx, gone + MIB, 1, 2 * MIB, a) == LM_ERR_ARGUMENT);
   lm_pool_destroy(pool);
 }
 
-static void trims_idle_segments(void) {
+/* Mutant: leave out find_pages in lm_pool_grow. */
+static void moves_before_it_grows(void) {
+  lm_pool *pool = pool_with(0);
+  uint64_t small[64];
+  for (int i = 0; i < 64; i++) small[i] = take(pool, 256 * KIB, a);
+  EXPECT(pool_stats_of(pool).reserved == 16 * MIB);
+  for (int i = 0; i < 64; i++) {
+    if (i % 16 != 5) EXPECT(lm_pool_free(pool, small[i], a) == LM_OK); /* four pages have a straggler */
+  }
+  take(pool, 8 * MIB, a);
+  EXPECT(pool_stats_of(pool).reserved == 16 * MIB);
+  take(pool, 2 * MIB, a);
+  EXPECT(pool_stats_of(pool).reserved == 18 * MIB && stats_of(ctx).reserved == 18 * MIB);
+  lm_pool_destroy(pool);
+}
+
+/* What a recording names was live then, and is when the graph runs. Mutant: leave out `recordings` in lm_pool_grow. */
+static void no_page_leaves_while_a_graph_is_recorded(void) {
+  lm_pool *pool = pool_with(0);
+  uint64_t large = take(pool, 4 * MIB, a);
+  uint8_t *pointer = at(pool, large);
+  EXPECT(lm_graph_begin(b) == LM_OK && lm_mem_fill(ctx, pointer, 5, 4 * MIB, b) == LM_OK);
+  EXPECT(lm_pool_free(pool, large, a) == LM_OK);
+  take(pool, MIB, a);
+  EXPECT(pool_stats_of(pool).reserved == 6 * MIB);
+  lm_graph *graph = lm_graph_end(b);
+  EXPECT(lm_graph_launch(graph, b) == LM_OK && lm_stream_wait(b) == LM_OK && pointer[4 * MIB - 1] == 5);
+  lm_graph_destroy(graph);
+  lm_pool_destroy(pool);
+}
+
+/* Mutant: leave out `settled` in lm_pool_grow. */
+static void settles(void) {
+  lm_pool *pool = pool_with(0);
+  uint64_t calls = 0, small[32];
+  for (int step = 0; step < 20; step++) {
+    for (int i = 0; i < 32; i++) small[i] = take(pool, 256 * KIB, a);
+    for (int i = 0; i < 32; i++) EXPECT(lm_pool_free(pool, small[i], a) == LM_OK);
+    EXPECT(lm_pool_free(pool, take(pool, 8 * MIB, a), a) == LM_OK);
+    lm_pool_stats stats = pool_stats_of(pool);
+    EXPECT(stats.reserved == 8 * MIB || (step > 1 && stats.reserved <= 16 * MIB)); /* pages go to and fro, and then no more */
+    if (step == 9) calls = stats.driver_calls;
+    if (step > 9) EXPECT(stats.driver_calls == calls);
+  }
+  lm_pool_destroy(pool);
+}
+
+/* A device that cannot map memory page by page. Mutant: leave out `fixed` in lm_zone_of. */
+static void fixed_memory(void) {
+  lm_ctx *plain = open_device("sim:no_ranges=1");
+  EXPECT(!lm_pool_create(plain, 0) && failed_with(plain, LM_ERR_UNSUPPORTED, "give the pool a limit"));
+  lm_stream *stream = lm_stream_create(plain, 0);
+  lm_pool *pool = lm_pool_create(plain, 3 * MIB);
+  EXPECT(pool && pool_stats_of(pool).reserved == 3 * MIB && stats_of(plain).reserved == 3 * MIB);
+  for (int i = 0; i < 100; i++) {
+    uint64_t one = take(pool, MIB / 2, stream), two = take(pool, 2 * MIB, stream);
+    EXPECT(lm_mem_fill(plain, at(pool, two), 1, 2 * MIB, stream) == LM_OK);
+    EXPECT(!lm_pool_alloc(pool, MIB, "x", stream) && failed_with(plain, LM_ERR_OUT_OF_MEMORY, "raise the limit"));
+    EXPECT(lm_pool_free(pool, one, stream) == LM_OK && lm_pool_free(pool, two, stream) == LM_OK);
+  }
+  EXPECT(lm_pool_trim(pool) == LM_OK && pool_stats_of(pool).reserved == 3 * MIB && pool_stats_of(pool).retries == 0);
+  EXPECT(at(pool, take(pool, 3 * MIB, stream)) && stats_of(plain).driver_allocs == 1);
+  EXPECT(lm_stream_wait(stream) == LM_OK);
+  lm_pool_destroy(pool);
+  EXPECT(stats_of(plain).reserved == 0);
+  lm_stream_destroy(stream);
+  lm_ctx_destroy(plain);
+}
+
+static void trims_idle_pages(void) {
   lm_pool *pool = pool_with(0);
   gate g = GATE_CLOSED;
   uint64_t kept = take(pool, 2 * MIB, a), idle = take(pool, 2 * MIB, a);
@@ -274,10 +350,9 @@ static void trims_idle_segments(void) {
 
 static void small_limits(void) {
   lm_pool *pool = pool_with(10000);
-  uint64_t one = take(pool, 5000, a); /* two pages; the limit has room for no more */
-  EXPECT(pool_stats_of(pool).reserved == 8192);
-  uint64_t two = take(pool, 3000, a);
-  EXPECT(lm_pool_alloc(pool, 300, "x", a) == 0);
+  uint64_t one = take(pool, 5000, a), two = take(pool, 3000, a);
+  EXPECT(pool_stats_of(pool).reserved == 2 * MIB); /* a page; the limit is for what is live */
+  EXPECT(lm_pool_alloc(pool, 2000, "x", a) == 0 && pool_stats_of(pool).largest_free == 10000 - 8192);
   EXPECT(lm_pool_free(pool, one, a) == LM_OK && lm_pool_free(pool, two, a) == LM_OK);
   EXPECT(pool_stats_of(pool).failures == 1);
   lm_pool_destroy(pool);
@@ -390,8 +465,12 @@ int main(void) {
   test("lm_pool_alloc() joins free neighbours of several streams", joins_neighbours_of_many_streams);
   test("lm_pool_free() joins neighbours on both sides", splits_and_coalesces);
   test("lm_pool_alloc() takes the block that fits best", fits_best);
-  test("lm_pool_alloc() replaces idle segments that are too small", replaces_small_segments);
-  test("lm_pool_trim() waits for the streams and keeps segments with live blocks", trims_idle_segments);
+  test("lm_pool_alloc() at the limit moves pages of other streams once they have passed", moves_pages);
+  test("lm_pool_alloc() moves its own free pages before it takes more memory", moves_before_it_grows);
+  test("lm_pool_alloc() moves no page while a graph is recorded", no_page_leaves_while_a_graph_is_recorded);
+  test("lm_pool_alloc() stops moving pages to and fro and takes more memory", settles);
+  test("lm_pool_create() takes the whole limit where the device cannot map pages", fixed_memory);
+  test("lm_pool_trim() waits for the streams and keeps pages with live blocks", trims_idle_pages);
   test("lm_pool_alloc() uses a limit that is no multiple of 2 MiB", small_limits);
   test("lm_pool_alloc() explains a failure with sizes and the ten largest owners", explains_failure);
   test("lm_pool_destroy() does not wait; memory goes when its streams have passed", destroy_does_not_wait);

@@ -16,7 +16,7 @@ static void note_limit(uint64_t held, uint64_t limit) {
   if (held > limit) atomic_fetch_add(&over, 1);
 }
 
-/* Mutant: count `reserved` in grow() after the driver call instead of before. */
+/* Mutant: count `reserved` in lm_pool_grow after commit() instead of before. */
 static void *pool_churn(void *arg) {
   uint64_t random = (uintptr_t)arg * 2654435761u + 1;
   lm_stream *stream = lm_stream_create(ctx, 0);
@@ -138,7 +138,11 @@ static void *debug_churn(void *arg) {
 
 static void debug_threads(void) {
   ctx = open_device("cpu");
+  EXPECT(lm_range_push(ctx, "nobody looks") == 0);
   EXPECT(lm_debug_enable(ctx) == LM_OK && lm_debug_enable(ctx) == LM_OK);
+  EXPECT(lm_range_push(ctx, "outer") == 1 && lm_range_pop(ctx) == LM_OK);
+  EXPECT(lm_range_push(ctx, NULL) == LM_ERR_ARGUMENT && failed_with(ctx, LM_ERR_ARGUMENT, "name is NULL"));
+  EXPECT(lm_range_push(NULL, "x") == LM_ERR_ARGUMENT && lm_range_pop(NULL) == LM_ERR_ARGUMENT);
   pool = lm_pool_create(ctx, 0);
   run_threads(debug_churn, 4);
   EXPECT(pool_stats_of(pool).current == 0);

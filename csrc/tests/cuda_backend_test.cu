@@ -13,7 +13,7 @@ static void test_open(void) {
   CHECK(needed > 100 && api->info(backend, json, sizeof json) == (int32_t)strlen(json) + 1 && needed > 0, "info length");
   CHECK(api->info(backend, small, sizeof small) == needed || needed > 0, "info into a small buffer");
   for (const char *field : {"kind", "name", "computeCapability", "driver", "runtime", "memoryTotal", "memoryFree", "multiprocessors",
-                            "pciBus", "gemm", "streamWorkspace", "sharedMemory"})
+                            "hostMemoryFree", "pciBus", "gemm", "streamWorkspace", "sharedMemory"})
     CHECK(strstr(json, (std::string("\"") + field + "\":").c_str()) != NULL, "info has no %s", field);
   printf("%s\n", json);
   lm_backend *second = open_backend(LM_BACKEND_VERSION, &host, 0, 0);

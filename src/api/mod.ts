@@ -11,6 +11,13 @@ export type { ChatMessage } from "./data/chat_template.ts";
 export type { RecordSource } from "./data/records.ts";
 export { type Adapter, type AdapterTensors, readAdapter, writeAdapter } from "./io/adapter.ts";
 export type { AdapterConfig } from "./io/adapter_config.ts";
+export type { InspectedFile, InspectedTensor } from "./io/inspect_file.ts";
+export {
+  type LoadOptions,
+  type LoadProgress,
+  loadTensors,
+  type TensorTarget,
+} from "./io/load_tensors.ts";
 export {
   openSafetensors,
   type TensorData,
@@ -38,6 +45,8 @@ export type { Plan } from "./plan/plan.ts";
 export type { DeviceProfile } from "./plan/profiles.ts";
 export type { SavePolicy } from "./plan/save_points.ts";
 export type { StepForecast } from "./plan/time.ts";
+export { type Inspection, type InspectOptions, inspectFiles } from "./train/inspect.ts";
+export type { Notice, NoticeListener, OpenOptions } from "./train/notice.ts";
 export type { TrainOptions } from "./train/options.ts";
 export {
   type Alternative,

@@ -8,7 +8,7 @@ import { LoramemError } from "../ffi/error.ts";
 /** What the command line adds to the options of the API. */
 export interface RunSettings {
   readonly options: ResolvedOptions;
-  /** Folder for the adapter and run.json. */
+  /** Folder for the adapter, run.json and checkpoints. */
   readonly out: string;
   /** Prompts that are answered before and after the run. */
   readonly samples: readonly string[];
@@ -35,6 +35,9 @@ interface Flag {
 
 const SCHEMA = z.toJSONSchema(trainSchema, { io: "input", unrepresentable: "any" }) as JsonType;
 
+/** The folder of the run is --out. */
+const NO_FLAG = "runDir";
+
 /** Every flag; the options of `lora` stand beside the others. */
 const FLAGS: readonly Flag[] = flagsOf(SCHEMA, []);
 
@@ -42,6 +45,7 @@ function flagsOf(type: JsonType, path: readonly string[]): Flag[] {
   return Object.entries(type.properties ?? {}).flatMap(([key, property]): Flag[] => {
     const at = [...path, key];
     if (key === "lora") return flagsOf(property, at);
+    if (key === NO_FLAG) return [];
     return [{ path: at, name: kebab(key), type: property }];
   });
 }
@@ -67,7 +71,7 @@ export function addOptionFlags(command: Command): Command {
 /** Adds the flags of a training to a command. */
 export function addTrainFlags(command: Command): Command {
   return addOptionFlags(command)
-    .option("--out <dir>", "folder for the adapter and run.json")
+    .option("--out <dir>", "folder for the adapter, run.json and checkpoints")
     .option(
       "--sample <text>",
       "prompt to answer before and after; may be repeated",
@@ -123,7 +127,13 @@ export async function readTrainFlags(
     const message = `--sample-tokens: not a positive integer: ${sampleTokens}: give one`;
     throw new LoramemError("BAD_ARGUMENT", message, { name: "sampleTokens", value: sampleTokens });
   }
-  return { options, out: String(out), samples: sample as string[], sampleTokens: limit };
+  const runDir = String(out);
+  return {
+    options: { ...options, runDir },
+    out: runDir,
+    samples: sample as string[],
+    sampleTokens: limit,
+  };
 }
 
 async function readConfig(file: string): Promise<Record<string, unknown>> {

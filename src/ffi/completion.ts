@@ -41,6 +41,46 @@ function called(native: Native, stream: Ptr, { pointer, ref }: NativeCallback): 
   return promise;
 }
 
+/** File work that the library has accepted: owned by the caller, who destroys it after `done`. */
+export interface Started {
+  readonly request: Ptr;
+  /** Resolves with the status of the work; never rejects. */
+  readonly done: Promise<number>;
+}
+
+/**
+ * Starts work that ends with one callback of its own.
+ *
+ * @param submit Calls the native function with a callback, or with none where this thread can have none.
+ * @returns Null where the work was not accepted.
+ */
+export function startRequest(
+  native: Native,
+  submit: (callback: Ptr | null, tag: bigint) => Ptr | null,
+): Started | null {
+  if (callback === undefined) callback = native.runtime.callback(completed);
+  if (callback === null) {
+    const request = submit(null, 0n);
+    return request === null ? null : { request, done: polledRequest(native, request) };
+  }
+  const { promise, resolve } = Promise.withResolvers<number>();
+  const tag = ++lastTag;
+  pending.set(tag, resolve);
+  callback.ref();
+  const request = submit(callback.pointer, tag);
+  if (request !== null) return { request, done: promise };
+  completed(tag, 0);
+  return null;
+}
+
+async function polledRequest({ fn }: Native, request: Ptr): Promise<number> {
+  for (;;) {
+    const status = fn.lm_file_request_query(request);
+    if (status !== STATUS.LM_NOT_READY.value) return status;
+    await new Promise((resolve) => setTimeout(resolve, 1));
+  }
+}
+
 /** For threads that can have no callback: asks once a millisecond. */
 async function polled(native: Native, ctx: Ptr, stream: Ptr, op: string): Promise<number> {
   const { fn } = native;

@@ -32,8 +32,10 @@ export interface ErrorDetails {
   STALE_HANDLE: { readonly label?: string };
   /** Memory beside a block was written; found in debug mode. */
   CORRUPT_MEMORY: Record<never, never>;
-  /** The file system refused: not found, not writable, full. */
-  IO: { readonly file?: string; readonly errno?: string };
+  /** The file system refused: not found, not writable, full. `offset` is the byte of the file where a transfer stopped. */
+  IO: { readonly file?: string; readonly errno?: string; readonly offset?: number };
+  /** Another process holds the lock of a file; `pid` is its process id where it is known. */
+  BUSY: { readonly file?: string; readonly pid?: number };
   /** The device or its driver failed. */
   DEVICE: { readonly status?: number };
   /** The run was cancelled by its signal. */

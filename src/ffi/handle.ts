@@ -19,6 +19,9 @@ export interface Cell {
   readonly borrowed?: true;
   /** The leak net had to close it. */
   collected?: true;
+  /** How often it is held, see {@linkcode holdNow}; and what to give back when it no longer is. */
+  holds?: number;
+  waiting?: Ptr | undefined;
 }
 
 /** The leak net. One per global scope, and rooted there: Bun collects a registry that only a module refers to. */
@@ -61,6 +64,10 @@ function close(cell: Cell): void {
   const pointer = cell.pointer;
   if (pointer === null) return;
   cell.pointer = null;
+  if (cell.holds !== undefined && cell.holds > 0) {
+    cell.waiting = pointer;
+    return;
+  }
   try {
     cell.destroy(pointer);
   } catch (error) {
@@ -89,6 +96,28 @@ export let pointerOf: (object: NativeObject) => Ptr;
 
 /** The cell of an object: to be a parent, or to be remembered by something that must not keep the object alive. */
 export let cellOf: (object: NativeObject) => Cell;
+
+/**
+ * Keeps the native object, and everything that it lives inside, until the result is called: for work that no stream knows
+ * of. Disposing meanwhile makes it unusable at once and gives it back then.
+ *
+ * @throws {LoramemError} `DISPOSED`.
+ */
+export function holdNow(object: NativeObject): () => void {
+  pointerOf(object);
+  const cells: Cell[] = [];
+  for (let at: Cell | null = cellOf(object); at !== null; at = at.parent) cells.push(at);
+  for (const cell of cells) cell.holds = (cell.holds ?? 0) + 1;
+  return () => {
+    for (const cell of cells) {
+      cell.holds = (cell.holds ?? 1) - 1;
+      if (cell.holds > 0 || cell.waiting === undefined) continue;
+      const pointer = cell.waiting;
+      cell.waiting = undefined;
+      cell.destroy(pointer);
+    }
+  };
+}
 
 /** Gives the native object back and takes it out of the leak net; the second call does nothing. */
 export let disposeNow: (object: NativeObject) => void;

@@ -18,6 +18,9 @@ export const STATUS = {
   LM_ERR_DRIVER: { value: -21, text: "device driver missing or too old" },
   LM_ERR_DEVICE: { value: -22, text: "device failed" },
   LM_ERR_UNSUPPORTED: { value: -23, text: "not supported" },
+  LM_ERR_FILE: { value: -30, text: "the file system refused" },
+  LM_ERR_BUSY: { value: -31, text: "locked by another process" },
+  LM_ERR_CANCELLED: { value: -32, text: "cancelled" },
   LM_ERR_INTERNAL: { value: -90, text: "internal error" },
 } as const;
 
@@ -38,6 +41,9 @@ const CODES: Readonly<Record<StatusSymbol, ErrorCode>> = {
   LM_ERR_DRIVER: "DEVICE",
   LM_ERR_DEVICE: "DEVICE",
   LM_ERR_UNSUPPORTED: "UNSUPPORTED",
+  LM_ERR_FILE: "IO",
+  LM_ERR_BUSY: "BUSY",
+  LM_ERR_CANCELLED: "CANCELLED",
   LM_ERR_INTERNAL: "INTERNAL",
 };
 
@@ -64,6 +70,12 @@ export function decodeText(bytes: Uint8Array): string {
 /** Details of an error that says that memory ran out, from its text. */
 export type MemoryDetails = (text: string) => ErrorDetails["OUT_OF_MEMORY"];
 
+/** The error code of a status. */
+export function codeOf(status: number): ErrorCode {
+  const symbol = SYMBOL_OF.get(status);
+  return symbol === undefined ? "INTERNAL" : CODES[symbol];
+}
+
 /** The error of a failed native call: code from the status, text from the context. */
 export function nativeError(
   native: Native,
@@ -72,8 +84,8 @@ export function nativeError(
   op: string,
   memory: MemoryDetails = () => ({}),
 ): LoramemError {
+  const code = codeOf(status);
   const symbol = SYMBOL_OF.get(status);
-  const code = symbol === undefined ? "INTERNAL" : CODES[symbol];
   const known = symbol === undefined ? `status ${status}` : STATUS[symbol].text;
   const text = lastErrorText(native, ctx) || known;
   const details = code === "OUT_OF_MEMORY" ? memory(text) : code === "DEVICE" ? { status } : {};

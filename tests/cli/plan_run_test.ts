@@ -73,17 +73,49 @@ test("plan needs nothing but a config, and takes the weights' dtype from it", as
 test("plan refuses a budget that nothing fits, and says what would help", async () => {
   await using folder = await temporary();
   const model = await configOnly(folder.path);
-  const flags = ["--precision", "bf16", "--tokens-per-micro-batch", "4096"];
-  for (const [budget, help] of [
-    ["16GiB", /tokensPerMicroBatch to \d+ or less/],
-    ["8GiB", /the weights alone do not fit/],
+  const flags = ["--model", model, "--precision", "bf16", "--tokens-per-micro-batch", "4096"];
+  for (const [budget, place, weights, ...help] of [
+    ["16GiB", "resident", "14.96 GiB", /tokensPerMicroBatch to \d+ or less/, /weights to "auto"/],
+    [
+      "8GiB",
+      "resident",
+      "14.96 GiB",
+      /the weights alone do not fit/,
+      /weights to "auto" or "stream"/,
+    ],
+    ["3GiB", "auto", "2.77 GiB", /and streamed weights/, /weights and adapters alone do not fit/],
   ] as const) {
-    const { code, stderr } = await plan("--model", model, ...flags, "--budget", budget);
+    const { code, stderr } = await plan(...flags, "--budget", budget, "--weights", place);
     assert.equal(code, 1);
-    assert.match(stderr, help);
-    assert.match(stderr, /weights 14\.96 GiB/);
+    for (const text of help) assert.match(stderr, text);
+    assert.ok(stderr.includes(`weights ${weights}`), stderr);
     assert.ok(!/\n\s+at /.test(stderr), stderr);
   }
+  const short = await plan(...flags, "--budget", "8GiB", "--host-memory-budget", "10GiB");
+  assert.equal(short.code, 1);
+  assert.match(short.stderr, /give 13\.\d\d GiB of host memory with hostMemoryBudget/);
+});
+
+test("plan streams the weights of a model that is larger than the device", async () => {
+  await using folder = await temporary();
+  const model = await configOnly(folder.path);
+  const flags = ["--model", model, "--precision", "bf16", "--tokens-per-micro-batch", "8192"];
+  const file = join(folder.path, "plan.html");
+  const { code, stdout, stderr } = await plan(...flags, "--budget", "6GiB", "--html", file);
+  assert.equal(code, 0, stderr);
+  for (const part of [
+    /weights +\d+ B +2\.\d\d GiB/,
+    /host +\d+ B +1\d\.\d\d GiB +page-locked host memory/,
+    /waiting \d+ %/,
+    /Chosen: save points .*, weights streamed/,
+    /weights streamed {2}\(chosen\)/,
+  ]) {
+    assert.match(stdout, part);
+  }
+  const page = await readFile(file, "utf8");
+  const json = /<script type="application\/json" id="plans">(.*?)<\/script>/s.exec(page)?.[1];
+  const { plans } = JSON.parse(json ?? "");
+  assert.ok(plans[0].classes.host > 13 * 2 ** 30 && plans[0].deviceBytes <= 6 * 2 ** 30);
 });
 
 test("plan without a tokenizer needs the tokens of a micro-batch", async () => {

@@ -31,6 +31,9 @@ test("nativeError() gives every status an error code", () => {
     "DEVICE",
     "DEVICE",
     "UNSUPPORTED",
+    "IO",
+    "BUSY",
+    "CANCELLED",
     "INTERNAL",
   ]);
   assert.equal(nativeError(failing("", 0), CTX, -77, "op").message, "op: status -77");

@@ -42,14 +42,23 @@ export interface Ended {
 /** Runs a file with the present runtime; `flags` are Deno permissions. */
 export function runFile(
   file: string,
-  options: { readonly flags?: readonly string[]; readonly env?: Record<string, string> } = {},
+  options: {
+    readonly flags?: readonly string[];
+    readonly args?: readonly string[];
+    readonly env?: Record<string, string>;
+  } = {},
 ): Ended {
+  const { args = [] } = options;
   const flags = DENO ? ["run", "--no-prompt", ...(options.flags ?? ["-A"])] : [];
-  const { status, signal, stdout, stderr } = spawnSync(process.execPath, [...flags, file], {
-    encoding: "utf8",
-    env: { ...process.env, NO_COLOR: "1", DENO_NO_UPDATE_CHECK: "1", ...options.env },
-    timeout: 60_000,
-  });
+  const { status, signal, stdout, stderr } = spawnSync(
+    process.execPath,
+    [...flags, file, ...args],
+    {
+      encoding: "utf8",
+      env: { ...process.env, NO_COLOR: "1", DENO_NO_UPDATE_CHECK: "1", ...options.env },
+      timeout: 60_000,
+    },
+  );
   return { code: status, signal, stdout, stderr };
 }
 

@@ -1,11 +1,12 @@
 import assert from "node:assert/strict";
-import { readFile } from "node:fs/promises";
+import { readFile, writeFile } from "node:fs/promises";
 import { join } from "node:path";
 import { test } from "node:test";
 import fc from "fast-check";
+import { openSafetensors } from "../../src/api/io/safetensors.ts";
 import { headerLength, parseHeader } from "../../src/api/io/safetensors_header.ts";
 import { LoramemError } from "../../src/ffi/error.ts";
-import { GOLDEN, safetensors } from "./scratch.ts";
+import { GOLDEN, safetensors, withScratch } from "./scratch.ts";
 
 const RUNS = 2000;
 
@@ -111,3 +112,69 @@ test("parseHeader() answers changed golden headers with a result or BAD_FILE", a
     { numRuns: 300 },
   );
 });
+
+/** Bytes of the largest array that is made while `body` runs. */
+async function largestArray(body: () => Promise<void>): Promise<number> {
+  const plain = globalThis.Uint8Array;
+  let largest = 0;
+  globalThis.Uint8Array = new Proxy(plain, {
+    construct(target, args, newTarget) {
+      if (typeof args[0] === "number") largest = Math.max(largest, args[0]);
+      return Reflect.construct(target, args, newTarget);
+    },
+  });
+  try {
+    await body();
+  } finally {
+    globalThis.Uint8Array = plain;
+  }
+  return largest;
+}
+
+/** Opens a file or folder, which may be refused as BAD_FILE and as nothing else. */
+async function tryOpen(path: string): Promise<void> {
+  try {
+    await (await openSafetensors(path)).close();
+  } catch (error) {
+    assert.ok(error instanceof LoramemError && error.code === "BAD_FILE", String(error));
+  }
+}
+
+test("openSafetensors() makes no array larger than the file, whatever its bytes", () =>
+  withScratch(async (dir) => {
+    const file = join(dir, "x.safetensors");
+    const length = fc.oneof(
+      fc.bigInt({ min: 0n, max: 2n ** 64n - 1n }),
+      fc.bigInt({ min: 0n, max: 300n }),
+    );
+    const size = fc.nat(SAMPLE.byteLength);
+    await fc.assert(
+      fc.asyncProperty(length, size, async (header, cut) => {
+        const bytes = SAMPLE.slice(0, cut);
+        if (cut >= 8) new DataView(bytes.buffer).setBigUint64(0, header, true);
+        await writeFile(file, bytes);
+        const largest = await largestArray(() => tryOpen(file));
+        assert.ok(largest <= Math.max(cut, 8), `${largest} bytes for a file of ${cut}`);
+      }), // mutant: headerLength() that does not look at the size of the file
+      { numRuns: 300 },
+    );
+  }));
+
+test("openSafetensors() answers any index with a result or BAD_FILE", () =>
+  withScratch(async (dir) => {
+    await writeFile(join(dir, "a.safetensors"), SAMPLE);
+    const shard = fc.oneof(fc.constantFrom("a.safetensors", "b.safetensors", "../a"), fc.json());
+    const name = fc.oneof(fc.constantFrom("a", "b.weight", "empty", "__proto__"), fc.string());
+    const map = fc.dictionary(name, fc.oneof(shard, fc.jsonValue()));
+    const whole = fc
+      .oneof(map, fc.jsonValue())
+      .map((weights) => JSON.stringify({ weight_map: weights }));
+    const text = fc.oneof(whole, whole, fc.json(), fc.string());
+    await fc.assert(
+      fc.asyncProperty(text, async (index) => {
+        await writeFile(join(dir, "model.safetensors.index.json"), index);
+        await tryOpen(dir);
+      }), // mutant: no check that weight_map is an object
+      { numRuns: 300 },
+    );
+  }));

@@ -2,13 +2,14 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import { readTree } from "../help.ts";
 
-/** What is called between the braces of a C function. */
+/** What is called between the braces of a C function; what the same file defines is followed. */
 function callsOf(source: string, name: string): string[] | undefined {
-  const body = new RegExp(`^static \\w+ ${name}\\([^)]*\\) \\{\\n([\\s\\S]*?)^\\}`, "m").exec(
+  const body = new RegExp(`^[\\w *]+\\b${name}\\([^)]*\\) \\{\\n([\\s\\S]*?)^\\}`, "m").exec(
     source,
   );
   if (body === null) return undefined;
-  return [...(body[1] ?? "").matchAll(/([\w>.-]+)\s*\(/g)].map(([, callee = ""]) => callee);
+  const calls = [...(body[1] ?? "").matchAll(/([\w>.-]+)\s*\(/g)];
+  return calls.flatMap(([, callee = ""]) => callsOf(source, callee) ?? [callee]);
 }
 
 // mlx#2099: a driver call inside a host callback deadlocks. Mutant: call lm_retired_sweep in post() of notifier.c.

@@ -4,30 +4,38 @@ import { Device } from "../../src/api/mod.ts";
 import { SLOW } from "../ffi/support.ts";
 import { lowerBound, plannedTrace, replay, type Trace, traces } from "./traces.ts";
 
-// rmm#1245, pytorch#110194. Mutant: let new segments belong to nobody in lm_segment_add.
+const PAGE = 2 << 20;
+
+/** What PyTorch's caching allocator held over the least on a GPU host, as a part of the least, trace by trace. */
+const TORCH = [0.205, 0.566, 0.155, 0.278, 0.321];
+
+// rmm#1245, pytorch#110194. Mutant: let lm_zone_of put everything into one zone.
 test(
-  "MemoryPool holds little more than a LoRA step needs, and then takes nothing",
+  "MemoryPool holds at most half of what PyTorch's allocator holds over the least, and then takes nothing",
   SLOW,
   async () => {
     await using device = await Device.open("cpu", { threads: 1 });
-    // On an idle stream the pool does the same in every run: the bars are what it does, and a little.
-    const bars = [1.2, 1.7, 1.1, 1.5, 1.5];
-    for (const [index, trace] of [
-      ...traces(),
-      plannedTrace("four layers", "checkpoint", 3),
-    ].entries()) {
+    const all = [...traces(), plannedTrace("Qwen2.5-0.5B", "checkpoint", 3)];
+    for (const [index, trace] of all.entries()) {
       await using stream = device.createStream();
       using pool = device.createPool();
       const least = lowerBound(trace);
       const most = replay(trace, pool, stream);
       assert.equal(pool.stats().peak, least, trace.name);
-      const over = most / least;
-      assert.ok(over >= 1 && over <= (bars[index] ?? 1), `${trace.name}: ${over}`);
+      // Nobody holds a part of a page.
+      const bar = Math.ceil((least * (1 + (TORCH[index] ?? 0) / 2)) / PAGE) * PAGE;
+      assert.ok(
+        most >= least && most <= bar,
+        `${trace.name}: ${(100 * (most / least - 1)).toFixed(1)} %`,
+      );
       const { totalFree, largestFree, fragmentation, reserved, driverCalls } = pool.stats();
       assert.equal(totalFree, reserved);
       assert.equal(fragmentation, 1 - largestFree / totalFree);
       replay(trace, pool, stream);
-      assert.ok(pool.stats().driverCalls - driverCalls <= 2, `${trace.name}: steps repeat`);
+      const calls = pool.stats().driverCalls - driverCalls;
+      if (/one length|plan/.test(trace.name)) assert.equal(calls, 0, `${trace.name}: steps repeat`);
+      else assert.ok(calls <= 8, `${trace.name}: ${calls} calls in twelve steps of varying length`);
+      assert.equal(pool.stats().reserved, reserved, trace.name);
     }
   },
 );

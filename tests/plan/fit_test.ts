@@ -14,7 +14,7 @@ function searchOf(spec: RunSpec, options: Partial<FitOptions> = {}): FitSearch {
   const profile = findProfile("h200");
   assert.ok(profile !== null);
   const step = fullLoad(spec.dims.tokensPerMicroBatch);
-  const choices = { savePoints: null, lossChunkTokens: null };
+  const choices = { savePoints: null, lossChunkTokens: null, weights: "resident" } as const;
   return new FitSearch(spec, { ...choices, profile, step, ...options });
 }
 
@@ -25,18 +25,19 @@ const refuses =
     error.code === "OUT_OF_MEMORY" &&
     texts.every((text) => text.test(error.message));
 
-test("FitSearch estimates bytes and seconds of every mix exactly", () => {
+test("FitSearch estimates bytes and seconds of every mix exactly, with resident and with streamed weights", () => {
   for (const name of Object.keys(MODELS) as (keyof typeof MODELS)[]) {
-    const search = searchOf(specOf(name, { tokensPerMicroBatch: 1536 }));
+    const search = searchOf(specOf(name, { tokensPerMicroBatch: 1536 }), { weights: null });
     const { candidates } = search;
-    // Every 97th of some thousand mixes, and the whole range of the small model.
-    const stride = name === "four layers" ? 1 : 1 + Math.floor(candidates.length / 12);
+    // Some of the thousands of mixes, and most of the small model.
+    const stride = name === "four layers" ? 3 : 1 + Math.floor(candidates.length / 18);
     let above = 0;
     for (let index = 0; index < candidates.length; index += stride) {
       const candidate = candidates[index];
       assert.ok(candidate !== undefined);
       const planned = search.plan(candidate).plan;
       const where = `${name} ${describePoints(candidate.savePoints)} ${candidate.lossChunkTokens}`;
+      assert.equal(planned.classes.host, candidate.hostBytes, where);
       assert.ok(Math.abs((planned.forecast?.seconds ?? 0) / candidate.seconds - 1) < 1e-9, where);
       // The estimate is the most bytes alive; once in a while no placement of so few is found.
       const gaps = [...planned.programs.values()].map(
@@ -88,13 +89,50 @@ test("FitSearch.fit() plans Llama-3.1-8B at 24, 20 and 18 GiB and refuses 16 and
   );
   assert.throws(
     () => search.fit(8 * GIB),
-    refuses(/8\.00 GiB given/, /the weights alone do not fit/, /a smaller model/),
+    refuses(
+      /8\.00 GiB given/,
+      /the weights alone do not fit/,
+      /set weights to "auto" or "stream"/,
+      /a smaller model/,
+    ),
   );
   assert.throws(
     () => search.fit(15.2 * GIB),
     refuses(/weights and adapters alone do not fit/, /lower the LoRA rank/),
   );
   assert.ok(search.fit(smallest).plan.deviceBytes === smallest);
+});
+
+test("FitSearch.fit() streams weights where the budget needs it, and only there", () => {
+  for (const tokensPerMicroBatch of [1024, 8192]) {
+    const search = searchOf(specOf("Llama-3.1-8B", { tokensPerMicroBatch }), { weights: null });
+    const resident = searchOf(specOf("Llama-3.1-8B", { tokensPerMicroBatch }));
+    for (const budget of [6, 8, 16]) {
+      const { plan, spec } = search.fit(budget * GIB);
+      assert.ok(plan.deviceBytes <= budget * GIB);
+      // 32 layers of 436 MB, and two windows for them.
+      const layers = 32 * 436_224_000;
+      const asStreamed = spec.weights === "stream";
+      assert.equal(asStreamed, resident.smallest.deviceBytes > budget * GIB, `${budget} GiB`);
+      if (asStreamed) assert.ok(plan.classes.host >= layers && plan.classes.host < 1.2 * layers);
+    }
+    assert.equal(search.fit(24 * GIB).spec.weights, "resident");
+  }
+});
+
+test("FitSearch.fit() keeps to the host budget, and names it where it is what is short", () => {
+  const spec = specOf("Llama-3.1-8B", { tokensPerMicroBatch: 4096 });
+  const fit = (hostBudget: number, budget: number) =>
+    searchOf(spec, { weights: null, hostBudget }).fit(budget * GIB);
+  assert.ok(fit(13.5 * GIB, 6).plan.classes.host <= 13.5 * GIB);
+  assert.equal(fit(0, 24).plan.classes.host, 0);
+  assert.throws(
+    () => fit(8 * GIB, 6),
+    refuses(
+      /6\.00 GiB given/,
+      /give 13\.\d\d GiB of host memory with hostMemoryBudget \(8\.00 GiB now\)/,
+    ),
+  );
 });
 
 test("FitSearch keeps to save points and a loss chunk that were asked for", () => {
@@ -121,15 +159,19 @@ test("FitSearch never changes what a step computes on", () => {
   }
 });
 
-test("largestTokens() is the most that fits", () => {
+// Mutant: leave the mixes whose last layer keeps everything out of leanest().
+test("largestTokens() is the most that fits, with host memory and without", () => {
   const spec = specOf("Llama-3.2-1B");
-  const { options } = searchOf(spec);
-  const budget = 6 * GIB;
-  const tokens = largestTokens(spec, options, budget, 131_072);
-  assert.ok(tokens !== null && tokens % 64 === 0);
-  const bytes = (tokensPerMicroBatch: number) =>
-    searchOf(specOf("Llama-3.2-1B", { tokensPerMicroBatch })).smallest.deviceBytes;
-  assert.ok(bytes(tokens) <= budget);
-  assert.ok(bytes(tokens + 64) > budget);
-  assert.equal(largestTokens(spec, options, GIB, 131_072), null);
+  for (const hostBudget of [0, 4 * GIB]) {
+    const { options } = searchOf(spec, { hostBudget });
+    const budget = 6 * GIB;
+    const tokens = largestTokens(spec, options, budget, 131_072);
+    assert.ok(tokens !== null && tokens % 64 === 0);
+    const bytes = (tokensPerMicroBatch: number) =>
+      searchOf(specOf("Llama-3.2-1B", { tokensPerMicroBatch }), { hostBudget }).smallest
+        .deviceBytes;
+    assert.ok(bytes(tokens) <= budget);
+    assert.ok(bytes(tokens + 64) > budget, `host ${hostBudget}`);
+    assert.equal(largestTokens(spec, options, GIB, 131_072), null);
+  }
 });

@@ -8,13 +8,10 @@ export function shrunkSlots(plan: Plan): { checked: number; accepted: string[] }
   let checked = 0;
   const accepted: string[] = [];
   for (const { program } of plan.programs.values()) {
-    const values = new Set(
-      program.ops.flatMap(({ uses }) =>
-        [...uses.reads, ...uses.writes, ...(uses.updates ?? []), ...(uses.scratch ?? [])].map(
-          rootOf,
-        ),
-      ),
+    const touched = program.ops.flatMap(({ uses }) =>
+      [...uses.reads, ...uses.writes, ...(uses.updates ?? []), ...(uses.scratch ?? [])].map(rootOf),
     );
+    const values = new Set([...program.carried, ...touched]);
     for (const shrunk of values) {
       const smaller = plan.slot(shrunk).bytes - ALIGNMENT;
       // A buffer that several values share is as large as the largest: a smaller one may still fit.

@@ -2,7 +2,8 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import type { Load, Work } from "../../src/api/graph/cost.ts";
 import type { Program } from "../../src/api/graph/program.ts";
-import { PROFILES, parseProfile, profileOf } from "../../src/api/plan/profiles.ts";
+import { modelFlops, peakFlops } from "../../src/api/plan/model_flops.ts";
+import { findProfile, PROFILES, parseProfile, profileOf } from "../../src/api/plan/profiles.ts";
 import { arrange, SAVE_POLICIES } from "../../src/api/plan/save_points.ts";
 import { forecastStep, fullLoad, workSeconds } from "../../src/api/plan/time.ts";
 import type { RunPlan } from "../../src/api/train/run_plan.ts";
@@ -103,6 +104,32 @@ test("forecastStep() counts micro-batches, tokens and phases", () => {
   const parts = Object.values(one.phases).reduce((sum, part) => sum + part, 0);
   assert.ok(Math.abs(parts / one.seconds - 1) < 1e-9);
   assert.ok(one.phases.recompute > 0);
+});
+
+test("modelFlops() counts forward and backward once, for any load", () => {
+  const dims = { tokensPerMicroBatch: 4096, lossChunkTokens: 512 };
+  const keep = trainOf(planModel("Llama-3.2-1B", "keep", dims));
+  const ofKeep = modelFlops(keep, 4096);
+  const ofCheckpoint = modelFlops(trainOf(planModel("Llama-3.2-1B", "checkpoint", dims)), 4096);
+  for (const load of [
+    fullLoad(4096).load,
+    { tokens: 1000, labelled: 700, pairs: 123_456 },
+    { tokens: 4096, labelled: 1, pairs: 4096 },
+  ]) {
+    const { matrix, attention, memory } = flops(keep, load);
+    const counted = matrix + attention + memory;
+    assert.ok(Math.abs(ofKeep(load) / counted - 1) < 1e-9);
+    // Computing again is no work of the model.
+    assert.ok(Math.abs(ofCheckpoint(load) / counted - 1) < 1e-9);
+  }
+});
+
+test("peakFlops() is the data sheet's, or what products reach", () => {
+  const [h200, cpu] = [findProfile("h200"), findProfile("cpu")];
+  assert.ok(h200 !== null && cpu !== null);
+  assert.equal(peakFlops(h200, "bf16"), 989e12);
+  assert.equal(peakFlops(h200, "f32"), 67e12);
+  assert.equal(peakFlops(cpu, "bf16"), cpu.matrix.half);
 });
 
 test("workSeconds() is limited by arithmetic or by memory", () => {

@@ -1,7 +1,9 @@
 /** Training with f16 activations and a gradient scaler; what a step that is skipped leaves alone. */
 import assert from "node:assert/strict";
+import { cp, open } from "node:fs/promises";
+import { join } from "node:path";
 import { test } from "node:test";
-import { type LoramemError, LoraTrainer, openSafetensors, type StepInfo } from "../../mod.ts";
+import { LoraTrainer, openSafetensors, type StepInfo } from "../../mod.ts";
 import { bytesOf, type Value } from "../../src/api/graph/value.ts";
 import type { ScalerSettings } from "../../src/api/kernels/mod.ts";
 import { hostView } from "../../src/api/memory/internal.ts";
@@ -12,7 +14,8 @@ import { learningRateAt, SCHEDULES } from "../../src/api/train/schedule.ts";
 import type { Session, StepResult } from "../../src/api/train/session.ts";
 import { readStruct } from "../../src/ffi/structs.ts";
 import { DEMO } from "../cli/support.ts";
-import { type Golden, openGolden, readGolden, type SessionSetup } from "./support.ts";
+import { rejects, withScratch } from "../io/scratch.ts";
+import { type Golden, openGolden, readGolden, type SessionSetup, SMALL_RING } from "./support.ts";
 
 /** Memory of a value of the CPU backend. */
 function memoryOf(session: Session, value: Value): Uint8Array<ArrayBuffer> {
@@ -234,21 +237,19 @@ test("loadWeights() brings bf16 weights to f16 and refuses what f16 cannot hold,
     assert.equal(half, Math.f16round(floats[index] as number), `element ${index}`);
   }
 
-  const broken = {
-    tensors: files.tensors,
-    async read(of: typeof entry, into: Uint8Array<ArrayBuffer>, at = 0) {
-      await files.read(of, into, at);
-      if (of.name.endsWith("layers.1.mlp.down_proj.weight")) into.set([0x80, 0x47], 6); // 65536
-    },
-  };
-  await assert.rejects(
-    loadWeights(session.executor, session.run, broken as unknown as typeof files),
-    (error: LoramemError) =>
-      error.code === "UNSUPPORTED" &&
-      /layers\.1\.mlp\.down_proj\.weight: 65536, at most 65504: use precision bf16/.test(
-        error.message,
-      ),
-  );
+  await withScratch(async (dir) => {
+    await cp(`${golden.folder}/model`, dir, { recursive: true });
+    const tensor = "model.layers.1.mlp.down_proj.weight";
+    const at = files.tensors.get(tensor)?.offset ?? 0;
+    const handle = await open(join(dir, "model.safetensors"), "r+");
+    await handle.write(new Uint8Array([0x80, 0x47]), 0, 2, at + 6); // 65536
+    await handle.close();
+    await using broken = await openSafetensors(dir);
+    await using ring = session.executor.device.createFileRing(SMALL_RING);
+    const load = () => loadWeights(session.executor, session.run, broken, ring);
+    const named = /layers\.1\.mlp\.down_proj\.weight: 65536, at most 65504: use precision bf16/;
+    await rejects(load, "UNSUPPORTED", named);
+  });
 });
 
 const RECORDS = ["rack", "aim", "selfish", "love", "year", "cat"].map((word) => ({

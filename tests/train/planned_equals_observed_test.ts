@@ -1,4 +1,4 @@
-/** "Planned equals observed": proof (a) to (d) of ARCHITECTURE.md section 2 for 24 configurations. */
+/** "Planned equals observed": proof (a) to (d) of ARCHITECTURE.md section 2 for 25 configurations on every device. */
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import type { Precision } from "../../src/api/amp/precision.ts";
@@ -6,14 +6,23 @@ import type { Document } from "../../src/api/data/conversation.ts";
 import type { ProgramName } from "../../src/api/graph/program.ts";
 import { aligned, type Value } from "../../src/api/graph/value.ts";
 import { findProfile } from "../../src/api/plan/profiles.ts";
-import { describePoints, parsePoints, type SavePoints } from "../../src/api/plan/save_points.ts";
+import { parsePoints, type SavePoints } from "../../src/api/plan/save_points.ts";
 import { fullLoad } from "../../src/api/plan/time.ts";
 import { exportAdapters } from "../../src/api/train/adapter_state.ts";
 import { FitSearch } from "../../src/api/train/fit_run.ts";
+import type { WeightPlace } from "../../src/api/train/run_plan.ts";
 import type { Session } from "../../src/api/train/session.ts";
 import { shrunkSlots } from "../plan/shrunk_slots.ts";
+import { deepGolden } from "./deep.ts";
 import { shadowRun } from "./shadow.ts";
-import { type Golden, openGolden, planGolden, readGolden } from "./support.ts";
+import {
+  type Golden,
+  KINDS,
+  openGolden,
+  planGolden,
+  readGolden,
+  type SessionSetup,
+} from "./support.ts";
 
 /** Golden case, precision, loss chunk (a divisor of the 78 labels), save points or the share of the way from the leanest
  * to the fastest plan that the budget allows, and rows of a tile of the MLP. Golden models have two layers. */
@@ -49,6 +58,16 @@ const CONFIGURATIONS: readonly (readonly [string, Precision, number, string | nu
     ["llama+rank-pattern", "fp32", 39, "1 dropMlp + 1 checkpoint", 48],
   ];
 
+/** The same with five layers whose weights may be streamed. */
+const DEEP: readonly (readonly [string, Precision, number, string, WeightPlace])[] = [
+  ["llama", "fp32", 39, "offload", "resident"],
+  ["llama", "fp32", 26, "1 keep + 1 dropMlp + 1 checkpoint + 2 offload", "stream"],
+  ["llama", "bf16", 39, "keep", "stream"],
+  ["qwen2", "fp32", 13, "offload", "stream"],
+  ["qwen2", "bf16", 39, "1 keep + 4 offload", "stream"],
+  ["qwen2", "fp16", 26, "2 checkpoint + 3 offload", "stream"],
+];
+
 /** Documents that fill a micro-batch to the last token, with every label that is possible. */
 function fullDocuments(documents: readonly Document[]): Document[] {
   return documents.map(({ ids, where }) => ({
@@ -61,16 +80,17 @@ function fullDocuments(documents: readonly Document[]): Document[] {
 /** The save points of a configuration. */
 async function pointsOf(
   golden: Golden,
-  precision: Precision,
+  setup: Pick<SessionSetup, "device" | "precision">,
   lossChunkTokens: number,
   wanted: string | number,
 ): Promise<SavePoints> {
-  const { spec } = await planGolden(golden, { precision, dims: { lossChunkTokens } });
+  const { spec } = await planGolden(golden, { ...setup, dims: { lossChunkTokens } });
   if (typeof wanted === "string") return parsePoints(wanted, spec.config.layers);
   const profile = findProfile("cpu");
   assert.ok(profile !== null);
   const step = fullLoad(spec.dims.tokensPerMicroBatch);
-  const search = new FitSearch(spec, { savePoints: null, lossChunkTokens, profile, step });
+  const choices = { savePoints: null, lossChunkTokens, weights: "resident" } as const;
+  const search = new FitSearch(spec, { ...choices, hostBudget: 0, profile, step });
   const front = search.frontier();
   const [low, high] = [front[0]?.deviceBytes ?? 0, front.at(-1)?.deviceBytes ?? 0];
   return search.fit(low + wanted * (high - low)).savePoints;
@@ -125,42 +145,64 @@ async function proveTouched(session: Session, documents: readonly Document[]): P
   assert.equal(aligned(highest), session.executor.plan.classes.activations);
 }
 
-for (const [name, precision, lossChunkTokens, wanted, mlpTileTokens] of CONFIGURATIONS) {
+/** All four proofs on one configuration. */
+async function prove(golden: Golden, setup: SessionSetup): Promise<void> {
+  const documents = fullDocuments(golden.batches[0] ?? []);
+  await using session = await openGolden(golden, setup);
+  const { plan } = session.executor;
+  await proveTouched(session, documents);
+  // (b) and (d): nothing moves from the first step to the last.
+  const step = async (index: number) => {
+    const batch = golden.batches[index % golden.batches.length] ?? [];
+    await session.trainStep(batch, golden.settings);
+    await session.evaluate(batch);
+  };
+  await step(0);
+  const before = counters(session);
+  for (let index = 1; index < 8; index++) await step(index);
+  assert.deepEqual(counters(session), before);
+  assert.ok((before.reserved ?? 0) - plan.deviceBytes < 3 * 4096, "the plan, rounded to pages");
+  const pinned = plan.classes.staging + plan.classes.host;
+  assert.ok((before.pinned ?? 0) - pinned < 2 * 4096, "page-locked memory likewise");
+  // (c): no slot may be 256 bytes smaller.
+  const { checked, accepted } = shrunkSlots(plan);
+  assert.ok(checked > 100, `${checked} slots`);
+  assert.deepEqual(accepted, []);
+}
+
+const onEveryDevice = KINDS.flatMap((device) =>
+  CONFIGURATIONS.map((configuration) => [device, ...configuration] as const),
+);
+for (const [device, name, precision, lossChunkTokens, wanted, mlpTileTokens] of onEveryDevice) {
   const tiles = mlpTileTokens === undefined ? "" : `, tiles of ${mlpTileTokens}`;
   const what = `${typeof wanted === "string" ? wanted : `budget ${wanted}`}${tiles}`;
-  test(`Executor keeps to its plan: ${name}, ${precision}, loss chunk ${lossChunkTokens}, ${what}`, async () => {
+  test(`Executor keeps to its plan: ${device}, ${name}, ${precision}, loss chunk ${lossChunkTokens}, ${what}`, async () => {
     const golden = await readGolden(name);
-    const policy = await pointsOf(golden, precision, lossChunkTokens, wanted);
-    const documents = fullDocuments(golden.batches[0] ?? []);
-    await using session = await openGolden(golden, {
-      policy,
-      precision,
-      dims: { lossChunkTokens, ...(mlpTileTokens === undefined ? {} : { mlpTileTokens }) },
-    });
-    const { plan } = session.executor;
-    await proveTouched(session, documents);
-    // (b) and (d): nothing moves from the first step to the last.
-    const step = async (index: number) => {
-      const batch = golden.batches[index % golden.batches.length] ?? [];
-      await session.trainStep(batch, golden.settings);
-      await session.evaluate(batch);
-    };
-    await step(0);
-    const before = counters(session);
-    for (let index = 1; index < 8; index++) await step(index);
-    assert.deepEqual(counters(session), before);
-    assert.ok((before.reserved ?? 0) - plan.deviceBytes < 3 * 4096, "the plan, rounded to pages");
-    // (c): no slot may be 256 bytes smaller.
-    const { checked, accepted } = shrunkSlots(plan);
-    assert.ok(checked > 100, `${checked} slots`);
-    assert.deepEqual(accepted, [], describePoints(policy));
+    const policy = await pointsOf(golden, { device, precision }, lossChunkTokens, wanted);
+    const dims = { lossChunkTokens, ...(mlpTileTokens === undefined ? {} : { mlpTileTokens }) };
+    await prove(golden, { device, policy, precision, dims });
+  });
+}
+
+const deepOnEveryDevice = KINDS.flatMap((device) =>
+  DEEP.map((configuration) => [device, ...configuration] as const),
+);
+for (const [device, name, precision, lossChunkTokens, wanted, weights] of deepOnEveryDevice) {
+  test(`Executor keeps to its plan: ${device}, ${name} of 5 layers, ${precision}, ${weights}, ${wanted}`, async () => {
+    using golden = await deepGolden(name, 5);
+    const policy = parsePoints(wanted, 5);
+    await prove(golden, { device, policy, precision, weights, dims: { lossChunkTokens } });
   });
 }
 
 test("Executor takes no memory from the system and no heap after commit", async () => {
   const golden = await readGolden("llama");
-  for (const mode of ["graph", "eager"] as const) {
-    await using session = await openGolden(golden, { mode });
+  const setups = KINDS.flatMap((device) => [
+    { device, mode: "graph" } as const,
+    { device, mode: "eager" } as const,
+  ]);
+  for (const setup of setups) {
+    await using session = await openGolden(golden, setup);
     const step = async (index: number) => {
       const documents = golden.batches[index % golden.batches.length] ?? [];
       await session.trainStep(documents, golden.settings);
@@ -171,7 +213,7 @@ test("Executor takes no memory from the system and no heap after commit", async 
     const memory = counters(session);
     for (let index = 1; index < 60; index++) await step(index);
     assert.ok(session.executor.device.stats().kernelLaunches > before.kernelLaunches);
-    assert.deepEqual(counters(session), memory, mode);
+    assert.deepEqual(counters(session), memory, JSON.stringify(setup));
     const { plan } = session.executor;
     assert.ok(
       before.reserved - plan.deviceBytes < 3 * 4096,

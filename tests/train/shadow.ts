@@ -6,9 +6,10 @@ import assert from "node:assert/strict";
 import type { Op, ProgramName } from "../../src/api/graph/program.ts";
 import { bytesOf, type MemoryClass, rootOf, type Value } from "../../src/api/graph/value.ts";
 import { hostView } from "../../src/api/memory/internal.ts";
+import type { DeviceBuffer, PinnedBuffer } from "../../src/api/memory/mod.ts";
 import type { Session } from "../../src/api/train/session.ts";
 
-const CLASSES = ["weights", "trainable", "activations"] as const;
+const CLASSES = ["weights", "trainable", "activations", "host"] as const;
 
 /** What a shadow run saw. */
 export interface ShadowReport {
@@ -23,6 +24,49 @@ export interface ShadowReport {
 
 type Ranges = Record<MemoryClass, [start: number, end: number][]>;
 
+/** The memory of a session, class by class, as the host sees it: the memory itself on the CPU, elsewhere a copy. */
+class Arenas implements Disposable {
+  readonly memory: Record<MemoryClass, Uint8Array>;
+  readonly #session: Session;
+  /** Where the bytes are on a device, and the page-locked copy of them. */
+  readonly #copies: { readonly device: DeviceBuffer; readonly host: PinnedBuffer }[] = [];
+
+  constructor(session: Session, name: ProgramName) {
+    this.#session = session;
+    const { device, plan } = session.executor;
+    const view = (memoryClass: MemoryClass): Uint8Array => {
+      if (plan.classes[memoryClass] === 0) return new Uint8Array(0);
+      const anyValue =
+        plan.resident.find((value) => value.memory === memoryClass) ?? activationOf(session, name);
+      const { buffer } = session.executor.locate(anyValue);
+      if (device.kind === "cpu" || memoryClass === "host") return hostView(buffer, Uint8Array);
+      const host = device.createPinnedBuffer(buffer.bytes);
+      this.#copies.push({ device: buffer as DeviceBuffer, host });
+      return host.view(Uint8Array);
+    };
+    this.memory = Object.fromEntries(CLASSES.map((c) => [c, view(c)])) as typeof this.memory;
+  }
+
+  /** Brings the copies in line with the device, once its work has ended. */
+  async read(): Promise<void> {
+    const { executor } = this.#session;
+    await executor.done(); // copies beside the ops, too
+    for (const { device, host } of this.#copies) executor.stream.copy(host, device);
+    await executor.stream.done();
+  }
+
+  /** Brings the device in line with the copies. */
+  async write(): Promise<void> {
+    const { stream } = this.#session.executor;
+    for (const { device, host } of this.#copies) stream.copy(device, host);
+    await stream.done();
+  }
+
+  [Symbol.dispose](): void {
+    for (const { host } of this.#copies) host.dispose();
+  }
+}
+
 /** Runs `name` under the shadow; throws where an op touches undeclared memory. */
 export async function shadowRun(
   session: Session,
@@ -31,23 +75,19 @@ export async function shadowRun(
 ): Promise<ShadowReport> {
   const { executor } = session;
   const { plan } = executor;
-  await executor.stream.done();
+  await executor.done();
   const report: ShadowReport = {
     highest: 0,
     writable: new Set(),
     full: new Set(),
     ops: plan.programs.get(name)?.program.ops.length ?? 0,
   };
-  const memory = Object.fromEntries(
-    CLASSES.map((memoryClass) => {
-      const anyValue =
-        plan.resident.find((value) => value.memory === memoryClass) ?? activationOf(session, name);
-      return [memoryClass, hostView(executor.locate(anyValue).buffer, Uint8Array)];
-    }),
-  ) as Record<MemoryClass, Uint8Array>;
+  using arenas = new Arenas(session, name);
+  const { memory } = arenas;
+  await arenas.read();
 
   const rangesOf = (values: readonly Value[]): Ranges => {
-    const ranges: Ranges = { weights: [], trainable: [], activations: [], staging: [] };
+    const ranges: Ranges = { weights: [], trainable: [], activations: [], staging: [], host: [] };
     for (const value of values) {
       const start = plan.offset(value);
       ranges[value.memory].push([start, start + bytesOf(value)]);
@@ -68,8 +108,10 @@ export async function shadowRun(
     const poisoned = Object.fromEntries(
       CLASSES.map((c) => [c, memory[c].slice()]),
     ) as typeof memory;
+    await arenas.write();
     launch();
-    await executor.stream.done();
+    await executor.done();
+    await arenas.read();
     for (const c of CLASSES) {
       outside(writable[c], memory[c].length, (start, end) => {
         const [now, then] = [memory[c].subarray(start, end), poisoned[c].subarray(start, end)];
@@ -91,6 +133,7 @@ export async function shadowRun(
       if (value.memory === "activations") report.highest = Math.max(report.highest, end);
     }
   });
+  await arenas.write();
   return report;
 }
 

@@ -12,7 +12,7 @@ import { type Adapter, readAdapter } from "../../src/api/io/adapter.ts";
 import { toFloat32 } from "../../src/api/io/dtype.ts";
 import { openSafetensors, type TensorFile } from "../../src/api/io/safetensors.ts";
 import type { ScalerSettings } from "../../src/api/kernels/mod.ts";
-import { Device } from "../../src/api/memory/mod.ts";
+import { Device, type DeviceOptions } from "../../src/api/memory/mod.ts";
 import { readModelConfig } from "../../src/api/nn/config.ts";
 import { linearModules } from "../../src/api/nn/config_tensors.ts";
 import { resolveLoraTargets } from "../../src/api/nn/lora_config.ts";
@@ -21,7 +21,7 @@ import type { SavePoints, SavePolicy } from "../../src/api/plan/save_points.ts";
 import type { ExecutionMode } from "../../src/api/run/executor.ts";
 import { importAdapters } from "../../src/api/train/adapter_state.ts";
 import { loadWeights, storedType } from "../../src/api/train/load_weights.ts";
-import { planRun, type RunPlan } from "../../src/api/train/run_plan.ts";
+import { planRun, type RunPlan, type WeightPlace } from "../../src/api/train/run_plan.ts";
 import { type OptimizerSettings, Session } from "../../src/api/train/session.ts";
 import { KINDS } from "../kernels/rig.ts";
 
@@ -124,8 +124,16 @@ export interface SessionSetup {
   readonly programs?: readonly ProgramName[];
   readonly mode?: ExecutionMode;
   readonly scaler?: ScalerSettings;
-  readonly device?: (typeof KINDS)[number];
+  readonly device?: (typeof KINDS)[number] | "sim";
+  /** What a "sim" device does on purpose. */
+  readonly sim?: DeviceOptions;
+  readonly weights?: WeightPlace;
+  /** Plan for checkpoints. */
+  readonly snapshot?: boolean;
 }
+
+/** Enough for models of a test. */
+export const SMALL_RING = { slots: 4, slotBytes: 1 << 16, threads: 2 };
 
 /** Sizes that hold a golden batch in one micro-batch. */
 function goldenDims({ rows, sequence }: Golden): StepDims {
@@ -150,6 +158,8 @@ export async function planGolden(golden: Golden, setup: SessionSetup = {}): Prom
     backend: setup.device === "cuda:0" ? ("cuda" as const) : ("cpu" as const),
     dims: { ...goldenDims(golden), ...setup.dims },
     programs: setup.programs ?? ALL_PROGRAMS,
+    weights: setup.weights ?? "resident",
+    snapshot: setup.snapshot ?? false,
   };
   const { policy = "keep" } = setup;
   if (typeof policy === "string") return planRun(spec, policy);
@@ -164,9 +174,11 @@ export async function openGolden(
 ): Promise<Session & AsyncDisposable> {
   const run = await planGolden(golden, setup);
   await using files = await openSafetensors(`${golden.folder}/model`);
-  const device = await Device.open(setup.device ?? "cpu", { threads: setup.threads ?? 2 });
+  const { device: kind = "cpu", threads = 2, sim } = setup;
+  const device = await Device.open(kind, { threads, ...sim });
   const session = Session.commit(device, run, setup.mode ?? "graph", setup.scaler);
-  await loadWeights(session.executor, run, files);
+  await using ring = device.createFileRing(SMALL_RING);
+  await loadWeights(session.executor, run, files, ring);
   await importAdapters(session.executor, run, golden.adapter0.tensors);
   return Object.assign(session, {
     async [Symbol.asyncDispose]() {

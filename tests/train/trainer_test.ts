@@ -65,6 +65,20 @@ test("LoraTrainer.steps() stops after the step in which its signal came", async 
   assert.equal(trainer.stepsDone, 3);
 });
 
+test("LoraTrainer.steps() and performance() say how long the device took and how much of it was used", async () => {
+  await using trainer = await LoraTrainer.open(options());
+  let tokens = 0;
+  for await (const step of trainer.steps()) {
+    tokens += step.tokens;
+    assert.ok(step.deviceSeconds > 0 && step.deviceSeconds <= step.seconds);
+    assert.ok(step.inputWaitSeconds >= 0 && step.inputWaitSeconds <= step.deviceSeconds);
+    assert.ok((step.modelFlopUtilization ?? 0) > 0);
+  }
+  const whole = trainer.performance();
+  assert.deepEqual([whole.steps, whole.tokens], [trainer.totalSteps, tokens]);
+  assert.ok(whole.memory.reserved >= trainer.plan.deviceBytes);
+});
+
 test("LoraTrainer reads any iterable of records, and another seed gives another order", async () => {
   async function* stream() {
     yield* RECORDS;
@@ -95,6 +109,24 @@ test("LoraTrainer.save() writes what a new run starts from", async () => {
   const { lora: _, ...rest } = options({ evalData: RECORDS, adapter });
   await using again = await LoraTrainer.open(rest);
   assert.equal(await again.evaluate(), trained);
+});
+
+test("LoraTrainer.save() over the adapter that it started from gives the same adapter", async () => {
+  await using folder = await temporary();
+  const adapter = `${folder.path}/adapter`;
+  {
+    await using trainer = await LoraTrainer.open(options({ maxSteps: 1 }));
+    await lossesOf(trainer);
+    await trainer.save(adapter);
+  }
+  const before = await readAdapter(adapter);
+  const { lora: _, ...rest } = options({ adapter });
+  await using trainer = await LoraTrainer.open(rest);
+  await trainer.save(adapter);
+  assert.deepEqual(await readAdapter(adapter), before);
+  await lossesOf(trainer);
+  await trainer.save(adapter);
+  assert.notDeepEqual((await readAdapter(adapter)).tensors, before.tensors);
 });
 
 test("LoraTrainer.evaluate() needs evaluation data", async () => {

@@ -13,14 +13,16 @@ import { makeValue, rootOf, type Value, viewOf } from "./value.ts";
  * @param forward The ops to walk, in forward order.
  * @param seeds Values with their gradients, such as the input of the loss.
  * @param isKept Whether the save-point policy keeps a value that an op of `forward` wrote.
+ * @param restored Values that are not kept and not computed again either, with what stands for them.
  */
 export function emitBackward(
   builder: ProgramBuilder,
   forward: readonly Op[],
   seeds: ReadonlyMap<Value, Value>,
   isKept: (value: Value) => boolean,
+  restored: ReadonlyMap<Value, Value> = new Map(),
 ): void {
-  const walk = new ReverseWalk(builder, forward, seeds, isKept);
+  const walk = new ReverseWalk(builder, forward, seeds, isKept, restored);
   for (let index = forward.length - 1; index >= 0; index--) walk.step(forward[index] as Op);
 }
 
@@ -30,8 +32,8 @@ class ReverseWalk implements BackwardWalk {
   readonly #producers = new Map<Value, Op>();
   readonly #wanted = new Set<Value>();
   readonly #isKept: (value: Value) => boolean;
-  /** Recomputed copies. Every copy is read for the last time within its own layer, so none lives long. */
-  readonly #copies = new Map<Value, Value>();
+  /** Recomputed and restored copies. Every copy is read for the last time within its own layer, so none lives long. */
+  readonly #copies: Map<Value, Value>;
   /** Copies that are forgotten after the recomputation that they were made for: their producer restores them. */
   readonly #passing = new Set<Value>();
   readonly #waiting = new Map<Value, ((value: Value) => void)[]>();
@@ -41,7 +43,9 @@ class ReverseWalk implements BackwardWalk {
     forward: readonly Op[],
     seeds: ReadonlyMap<Value, Value>,
     isKept: (value: Value) => boolean,
+    restored: ReadonlyMap<Value, Value>,
   ) {
+    this.#copies = new Map(restored);
     this.#builder = builder;
     this.#gradients = new Map(seeds);
     this.#isKept = isKept;

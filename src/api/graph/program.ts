@@ -26,10 +26,25 @@ export interface KernelCall {
   readonly fields: Readonly<Record<string, Value | number | null>>;
 }
 
-/** A memory fill; the one op that is not a kernel. */
+/** A memory fill. */
 export interface FillCall {
   readonly fill: Value;
 }
+
+/** A copy between host and device on a copy stream, beside the ops that follow. */
+export interface CopyCall {
+  readonly copyTo: Value;
+  readonly copyFrom: Value;
+}
+
+/** The point where the ops that follow need a copy to have ended. */
+export interface AwaitCall {
+  /** What the copy wrote. */
+  readonly awaited: Value;
+}
+
+/** What an op is bound to. Copies and waits are calls of streams: they stand between recorded segments. */
+export type OpCall = KernelCall | FillCall | CopyCall | AwaitCall;
 
 /** A kind of op: shapes, native call and backward rule in one place (src/api/graph/ops, one file each). */
 export interface OpKind<A> {
@@ -38,7 +53,7 @@ export interface OpKind<A> {
   /** The kernels that the op runs under a load, and what each of them does. */
   cost(attributes: A, load: Load): readonly Work[];
   /** What runs, in order. */
-  bind(attributes: A): KernelCall | FillCall | readonly KernelCall[];
+  bind(attributes: A): OpCall | readonly KernelCall[];
   /** Emits the ops that turn the gradients of this op's outputs into those of its inputs. */
   backward?(attributes: A, walk: BackwardWalk): void;
   /** The backward rule can write the op's output again on its way, see {@linkcode BackwardWalk.restored}. */
@@ -111,6 +126,14 @@ export interface Program {
   readonly segments: readonly Segment[];
   /** Values that live through the whole program, and across programs that carry the same ones, in placement order. */
   readonly carried: readonly Value[];
+  /** Copies that fill the windows of streamed weights: what they hold when the program starts, and again when it ends. */
+  readonly opening: readonly Transfer[];
+}
+
+/** A copy between host and device memory. */
+export interface Transfer {
+  readonly to: Value;
+  readonly from: Value;
 }
 
 /** Collects the ops of one program. */
@@ -142,7 +165,7 @@ export class ProgramBuilder {
   /** The finished program. */
   finish(name: ProgramName, carried: readonly Value[]): Program {
     this.endSegment(name);
-    return { name, ops: this.ops, segments: this.#segments, carried };
+    return { name, ops: this.ops, segments: this.#segments, carried, opening: [] };
   }
 }
 

@@ -9,9 +9,11 @@ export { DTYPES, type DType };
 /**
  * What a value's memory is reserved for; one reservation each.
  * `weights` frozen weights and constants, `trainable` masters, gradients, moments, copies and step state,
- * `activations` everything that lives inside one program, `staging` page-locked host memory for inputs and results.
+ * `activations` everything that lives inside one program, `staging` page-locked host memory for inputs and results, `host`
+ * page-locked host memory for what visits the device only while it is needed (streamed weights, offloaded layer inputs)
+ * and for the copy of the state that a checkpoint is written from.
  */
-export type MemoryClass = "weights" | "trainable" | "activations" | "staging";
+export type MemoryClass = "weights" | "trainable" | "activations" | "staging" | "host";
 
 /** Every memory class, in the order of reports. */
 export const MEMORY_CLASSES: readonly MemoryClass[] = [
@@ -19,6 +21,7 @@ export const MEMORY_CLASSES: readonly MemoryClass[] = [
   "trainable",
   "activations",
   "staging",
+  "host",
 ];
 
 /** Every slot starts at a multiple of this many bytes, on every backend. */
@@ -49,7 +52,10 @@ export interface Value {
 
 /** The values of a layer that a save-point policy can name. */
 export type SaveRole =
+  /** The input of a decoder layer; belongs to the layer that reads it. */
   | "layerInput"
+  /** A layer input that came back from the host. */
+  | "restored"
   | "loraDown"
   | "mlpLoraDown"
   | "qkv"

@@ -85,7 +85,8 @@ export async function openSafetensors(path: string): Promise<TensorFile> {
     } else {
       const index = await readIndex(files.index);
       for (const file of index.files) shards.push(await openShard(file, files.index));
-      index.check(shards.map((shard) => shard.header));
+      const held = new Map(shards.map(({ file, header }) => [file, header.tensors]));
+      for (const fault of index.faults(held)) throw fault;
     }
     return new OpenTensorFile(shards);
   } catch (error) {

@@ -4,9 +4,10 @@
  */
 import { stat } from "node:fs/promises";
 import { dirname, join } from "node:path";
+import type { LoramemError } from "../../ffi/error.ts";
 import { errnoOf, ioError } from "./io_error.ts";
 import { isObject, readJsonFile } from "./json.ts";
-import { badFile, type SafetensorsHeader } from "./safetensors_header.ts";
+import { badFile } from "./safetensors_header.ts";
 
 const SINGLE = "model.safetensors";
 const INDEX = "model.safetensors.index.json";
@@ -39,12 +40,19 @@ export async function resolveModelFiles(path: string): Promise<ModelFiles> {
   throw badFile(path, "the folder holds no weights", undefined, fix);
 }
 
+/** Names of tensors: a set, or the keys of a map. */
+type TensorNames = Pick<ReadonlySet<string>, "has" | "keys">;
+
 /** The shards of a model. */
 export interface ShardIndex {
   /** Paths of the shards, sorted. */
   readonly files: readonly string[];
-  /** Compares the headers of all `files` with the list in the index, tensor by tensor. */
-  check(headers: readonly SafetensorsHeader[]): void;
+  /**
+   * Compares shards with the list in the index, tensor by tensor; the first fault is enough for a reader.
+   *
+   * @param shards The tensors of each file, by its path; files that could not be read are left out.
+   */
+  faults(shards: ReadonlyMap<string, TensorNames>): Iterable<LoramemError>;
 }
 
 /** Reads `model.safetensors.index.json`: `{"metadata": ..., "weight_map": {tensor: file name}}`. */
@@ -65,23 +73,26 @@ export async function readIndex(index: string): Promise<ShardIndex> {
   }
   if (shardOf.size === 0) throw badFile(index, "the index names no tensor");
   const files = [...new Set(shardOf.values())].sort();
-  const check = (headers: readonly SafetensorsHeader[]) => {
-    const found = new Set<string>();
-    for (const entry of headers.flatMap((header) => [...header.tensors.values()])) {
-      if (shardOf.get(entry.name) !== entry.file) {
-        const where = shardOf.get(entry.name) ?? "nowhere";
-        const what = `the tensor is in this shard, but by the index it is in ${where}`;
-        throw badFile(entry.file, what, entry.name, "get the index and all shards from one source");
-      }
-      found.add(entry.name);
+  return { files, faults: (shards) => faultsOf(shardOf, shards) };
+}
+
+function* faultsOf(
+  shardOf: ReadonlyMap<string, string>,
+  shards: ReadonlyMap<string, TensorNames>,
+): Generator<LoramemError> {
+  const fix = "get the index and all shards from one source";
+  for (const [file, tensors] of shards) {
+    for (const name of tensors.keys()) {
+      if (shardOf.get(name) === file) continue;
+      const where = shardOf.get(name) ?? "nowhere";
+      const what = `the tensor is in this shard, but by the index it is in ${where}`;
+      yield badFile(file, what, name, fix);
     }
-    for (const [tensor, file] of shardOf) {
-      if (found.has(tensor)) continue;
-      const what = "the index promises a tensor that the shard does not hold";
-      throw badFile(file, what, tensor, "get the index and all shards from one source");
-    }
-  };
-  return { files, check };
+  }
+  for (const [name, file] of shardOf) {
+    if (shards.get(file)?.has(name) ?? true) continue;
+    yield badFile(file, "the index promises a tensor that the shard does not hold", name, fix);
+  }
 }
 
 async function kindOf(path: string): Promise<"folder" | "file" | "missing"> {

@@ -8,8 +8,10 @@ import type { Ptr } from "../../ffi/types.ts";
 import { badArgument, checkInteger } from "./arguments.ts";
 import type { DeviceBuffer } from "./device_buffer.ts";
 import { disposeWaiter, Event } from "./event.ts";
+import { createFileRing, disposeRings, type FileRing, type FileRingOptions } from "./file_ring.ts";
 import { endLeaks, type Leak, type LeakReport, leaksOf, noteMade, watchLeaks } from "./leaks.ts";
 import type { ManagedBuffer } from "./managed_buffer.ts";
+import { PerformanceMonitor, type PerformanceMonitorOptions } from "./performance_monitor.ts";
 import {
   createPinnedBuffer,
   type PinnedBuffer,
@@ -304,6 +306,41 @@ export class Device extends NativeObject implements AsyncDisposable {
   }
 
   /**
+   * Makes a monitor that times steps on the device.
+   *
+   * @example Usage
+   * ```ts
+   * import { Device } from "./mod.ts";
+   * await using device = await Device.open("cpu");
+   * await using stream = device.createStream();
+   * using buffer = device.createBuffer(1 << 20);
+   * using monitor = device.createPerformanceMonitor({ peakFlops: 1e12 });
+   * monitor.begin(stream);
+   * stream.fill(buffer, 0);
+   * monitor.end(stream, { tokens: 4096, flops: 1e9 });
+   * await stream.done();
+   * const step = monitor.take();
+   * console.log(step?.seconds, step?.tokensPerSecond, step?.modelFlopUtilization);
+   * console.log(monitor.summary().memory.reserved);
+   * ```
+   *
+   * @param options What counts as all of the device's arithmetic.
+   * @throws {LoramemError} `BAD_ARGUMENT`, `DISPOSED`, `OUT_OF_MEMORY`.
+   */
+  createPerformanceMonitor(options: PerformanceMonitorOptions = {}): PerformanceMonitor {
+    return new PerformanceMonitor(this, options);
+  }
+
+  /**
+   * Makes a ring for file work: page-locked slots and threads. One serves loading, saving, offload and streaming.
+   *
+   * @throws {LoramemError} `OUT_OF_MEMORY` where so much memory cannot be locked, `BAD_ARGUMENT`, `DISPOSED`.
+   */
+  createFileRing(options: FileRingOptions = {}): FileRing {
+    return createFileRing(this, options);
+  }
+
+  /**
    * Everything that the device holds, with owners and times, as plain data for `JSON.stringify`.
    *
    * @throws {LoramemError} `DISPOSED`.
@@ -317,10 +354,11 @@ export class Device extends NativeObject implements AsyncDisposable {
     return leaksOf(this);
   }
 
-  /** Waits for the work of every stream without blocking the event loop, then gives everything back. */
+  /** Closes its file rings, waits for the work of every stream without blocking the event loop, then gives everything back. */
   async [Symbol.asyncDispose](): Promise<void> {
     if (this.disposed) return;
     const ctx = pointerOf(this);
+    await disposeRings(this);
     const streams = [...this.#streams].flatMap(({ pointer }) => pointer ?? []);
     await Promise.allSettled(
       streams.map((stream) => streamDone(native(), ctx, stream, "Device.dispose")),

@@ -3,9 +3,8 @@
 import { LoramemError } from "../../ffi/error.ts";
 import { pointerOf } from "../../ffi/handle.ts";
 import type { Ptr } from "../../ffi/types.ts";
-import { type ViewType, viewMemory } from "./buffer.ts";
+import { type MemoryBuffer, type ViewType, viewMemory } from "./buffer.ts";
 import type { Device } from "./device.ts";
-import type { DeviceBuffer } from "./device_buffer.ts";
 import type { Stream } from "./stream.ts";
 
 export type { Ptr } from "../../ffi/types.ts";
@@ -29,7 +28,7 @@ export function streamPtr(stream: Stream): Ptr {
  * @throws {LoramemError} `UNSUPPORTED` on another backend.
  */
 export function hostView<V extends ArrayBufferView<ArrayBuffer>>(
-  buffer: DeviceBuffer,
+  buffer: MemoryBuffer,
   type: ViewType<V>,
   byteOffset = 0,
   length?: number,

@@ -14,11 +14,31 @@ export type { MemoryBuffer, ViewType } from "./buffer.ts";
 export type { DeviceInfo, DeviceKind, DeviceOptions, StreamOptions } from "./device.ts";
 export { Device } from "./device.ts";
 export type { DeviceBuffer } from "./device_buffer.ts";
+export type {
+  DeviceFile,
+  FileExtent,
+  FileReport,
+  TransferOptions,
+} from "./device_file.ts";
 export type { DType } from "./dtype.ts";
 export type { Event } from "./event.ts";
+export { crc32c, FileLock } from "./file_lock.ts";
+export type {
+  FileRing,
+  FileRingOptions,
+  FileRingStats,
+  OpenFileOptions,
+} from "./file_ring.ts";
 export type { Graph } from "./graph.ts";
 export type { Leak, LeakReport } from "./leaks.ts";
 export type { ManagedBuffer, MemoryAdvice, PrefetchOptions } from "./managed_buffer.ts";
+export type {
+  PerformanceMonitor,
+  PerformanceMonitorOptions,
+  PerformanceSummary,
+  StepPerformance,
+  StepWork,
+} from "./performance_monitor.ts";
 export type { PinnedBuffer, PinnedBufferOptions } from "./pinned_buffer.ts";
 export type {
   AcquireOptions,
@@ -36,7 +56,7 @@ export type {
   ScratchScope,
   ScratchStats,
 } from "./scratch_arena.ts";
-export type { SimOptions } from "./sim.ts";
+export type { SimFileOptions, SimOptions } from "./sim.ts";
 export type {
   BlockEntry,
   DeviceSnapshot,

@@ -17,7 +17,7 @@ import { norm } from "../graph/ops/norm.ts";
 import { rope } from "../graph/ops/rope.ts";
 import { type MlpTiles, tiledMlp, tileScratch } from "../graph/ops/tiled_mlp.ts";
 import type { ProgramBuilder } from "../graph/program.ts";
-import type { DType, SaveRole, Value } from "../graph/value.ts";
+import { type DType, makeValue, type SaveRole, type Value } from "../graph/value.ts";
 import type { LayerAdapters } from "./adapters.ts";
 import type { ModelConfig } from "./config.ts";
 import type { DecoderWeights, LayerWeights } from "./weights.ts";
@@ -71,6 +71,7 @@ export function emitDecoder(
     lora: LoraGroup | null,
     residual: Value | null,
     role: SaveRole | null,
+    y = builder.value(name, type, [rows, w.shape[0] as number], role),
     downRole: SaveRole = "loraDown",
   ): Value => {
     let s: Value | null = null;
@@ -78,12 +79,16 @@ export function emitDecoder(
       s = builder.value(`${name}.s`, type, [rows, totalRank(lora)], downRole);
       builder.emit(loraDown, { s, x, lora, live });
     }
-    const y = builder.value(name, type, [rows, w.shape[0] as number], role);
     builder.emit(loraLinearGroup, { y, x, w, bias, residual, s, lora, live });
     return y;
   };
 
-  let x = builder.value("hidden", type, [rows, hiddenSize]); // a gather away: not worth keeping
+  // The input of a layer belongs to the layer that reads it; the last layer's output goes to the final norm.
+  const inputOf = (index: number): Value => {
+    const layer = Math.min(index, config.layers - 1);
+    return makeValue("hidden", type, [rows, hiddenSize], { layer, role: "layerInput" });
+  };
+  let x = inputOf(0);
   builder.emit(embedding, { y: x, table: weights.embedding, ids, live });
   weights.layers.forEach((layer, index) => {
     builder.layer = index;
@@ -106,8 +111,10 @@ export function emitDecoder(
     const mid = linear("midResidual", o, layer.o, layer.oBias, lora?.o ?? null, x, "midResidual");
     const n2 = normed("postNorm", mid, layer.postNorm);
     const tiles = mlpTiles?.(index) ?? null;
+    const next = inputOf(index + 1);
     if (tiles !== null) {
-      x = emitTiledMlp(builder, n2, mid, layer, lora, tiles);
+      emitTiledMlp(builder, next, n2, mid, layer, lora, tiles);
+      x = next;
       return;
     }
     const gu = linear(
@@ -121,31 +128,24 @@ export function emitDecoder(
     );
     const h = builder.value("mlp", type, [rows, config.intermediateSize]);
     builder.emit(glu, { h, gu, live });
-    x = linear(
-      "hidden",
-      h,
-      layer.down,
-      layer.downBias,
-      lora?.down ?? null,
-      mid,
-      "layerInput",
-      "mlpLoraDown",
-    );
+    const down = lora?.down ?? null;
+    const { down: w, downBias } = layer;
+    x = linear("hidden", h, w, downBias, down, mid, next.role, next, "mlpLoraDown");
   });
   builder.layer = null;
   return normed("finalNorm", x, weights.finalNorm);
 }
 
-/** The MLP of a layer in tiles; gives the layer's output. */
+/** The MLP of a layer in tiles. */
 function emitTiledMlp(
   builder: ProgramBuilder,
+  y: Value,
   x: Value,
   residual: Value,
   layer: LayerWeights,
   lora: LayerAdapters | null,
   tiles: MlpTiles,
-): Value {
-  const y = builder.value("hidden", x.dtype, x.shape, "layerInput");
+): void {
   const gateUp = { w: layer.gateUp, bias: layer.gateUpBias, lora: lora?.gateUp ?? null };
   const down = { w: layer.down, bias: layer.downBias, lora: lora?.down ?? null };
   const rows = x.shape[0] as number;
@@ -155,5 +155,4 @@ function emitTiledMlp(
       : builder.value("hidden.s", x.dtype, [rows, totalRank(down.lora)], "mlpLoraDown");
   const scratch = tileScratch(x, gateUp, tiles);
   builder.emit(tiledMlp, { y, s, x, residual, gateUp, down, tiles, scratch });
-  return y;
 }

@@ -8,9 +8,17 @@ import { linearCrossEntropy, lossSum } from "../graph/ops/linear_cross_entropy.t
 import { loraLinearGroup } from "../graph/ops/lora_linear_group.ts";
 import { argmax, gatherRows } from "../graph/ops/sample.ts";
 import type { MlpTiles } from "../graph/ops/tiled_mlp.ts";
-import { type Program, ProgramBuilder, type ProgramName } from "../graph/program.ts";
-import { DTYPES, type DType, makeValue, type Value, viewOf } from "../graph/value.ts";
-import { isKept, type SavePoints } from "../plan/save_points.ts";
+import { type Op, type Program, ProgramBuilder, type ProgramName } from "../graph/program.ts";
+import {
+  DTYPES,
+  type DType,
+  makeValue,
+  type Value,
+  type ValueOptions,
+  viewOf,
+} from "../graph/value.ts";
+import { type OffloadedInput, weaveTransfers } from "../graph/weave.ts";
+import { isKept, isOffloaded, runsInTiles, type SavePoints } from "../plan/save_points.ts";
 import type { Adapters } from "./adapters.ts";
 import type { ModelConfig } from "./config.ts";
 import { type EmitAttention, emitDecoder } from "./llama.ts";
@@ -31,9 +39,12 @@ export interface StepDims {
   readonly contextTokens: number;
 }
 
-/** An input block in device memory, one i32 array that one copy fills, and its windows. */
+/** The input block in device memory, one i32 array, and its windows. */
 export interface BatchBlock {
+  /** What the programs read. */
   readonly block: Value;
+  /** Its twin, into which the next micro-batch is copied meanwhile; every program carries it. */
+  readonly incoming: Value;
   /** [4] `lm_batch_header` */
   readonly header: Value;
   readonly live: Value;
@@ -84,6 +95,8 @@ export interface ProgramSet {
   readonly generation: GenerationBlock | null;
   /** [T, V] logits of the "logits" programs; null without them. */
   readonly logits: Value | null;
+  /** Layer inputs that wait on the host. */
+  readonly offloaded: readonly Value[];
 }
 
 /** i32 elements at whose multiples the windows of a block start: 256 bytes. */
@@ -130,8 +143,10 @@ export function buildPrograms(parts: ModelParts, names: readonly ProgramName[]):
     tileLive: tiles > 1 ? tiles : 0,
   };
   const { block, window, element } = makeBlock("batch", batchSizes);
+  const incoming = makeValue("batch.incoming", block.dtype, block.shape);
   const batch: BatchBlock = {
     block,
+    incoming,
     header: window("header"),
     live: window("header", 1),
     ids: window("ids"),
@@ -148,10 +163,11 @@ export function buildPrograms(parts: ModelParts, names: readonly ProgramName[]):
         : null,
   };
   const logits = makeValue("logits", parts.type, [T, parts.config.vocabSize]);
-  const generation = dims.prefillTokens > 0 ? makeGeneration(parts) : null;
+  const offloaded: OffloadedInput[] = [];
+  const generation = dims.prefillTokens > 0 ? makeGeneration(parts, incoming) : null;
   const build: Readonly<Record<ProgramName, () => Program>> = {
-    train: () => trainProgram(parts, batch),
-    optimizer: () => optimizerProgram(parts),
+    train: () => trainProgram(parts, batch, offloaded),
+    optimizer: () => optimizerProgram(parts, batch),
     evaluate: () => evaluateProgram(parts, batch, "evaluate"),
     evaluateBase: () => evaluateProgram(parts, batch, "evaluateBase"),
     logits: () => logitsProgram(parts, batch, logits, "logits"),
@@ -159,8 +175,12 @@ export function buildPrograms(parts: ModelParts, names: readonly ProgramName[]):
     prefill: () => (generation as Generation).program("prefill", dims.prefillTokens),
     decode: () => (generation as Generation).program("decode", 1),
   };
+  const { stream } = parts.weights;
   return {
-    programs: names.map((name) => build[name]()),
+    programs: names.map((name) =>
+      weaveTransfers(build[name](), stream, name === "train" ? offloaded : []),
+    ),
+    offloaded: offloaded.map(({ host }) => host),
     batch,
     generation: generation?.block ?? null,
     logits: names.some((name) => name.startsWith("logits")) ? logits : null,
@@ -219,11 +239,11 @@ function emitLoss(
   return loss;
 }
 
-/** Forward, loss and backward of one micro-batch; gradients are added to the arena. */
-function trainProgram(parts: ModelParts, batch: BatchBlock): Program {
+/** Forward, loss and backward of one micro-batch; gradients are added to the arena. Notes the inputs that are offloaded. */
+function trainProgram(parts: ModelParts, batch: BatchBlock, offloaded: OffloadedInput[]): Program {
   const { adapters, type, savePoints } = parts;
   const builder = new ProgramBuilder();
-  const mlpTiles = (layer: number) => (savePoints[layer] === "checkpoint" ? batch.mlpTiles : null);
+  const mlpTiles = (layer: number) => (runsInTiles(savePoints, layer) ? batch.mlpTiles : null);
   const decoder = { ...parts, adapters: adapters.layers, mlpTiles };
   const x = emitDecoder(builder, decoder, batch, packedAttention(builder, batch, parts));
   const forward = [...builder.ops];
@@ -231,19 +251,37 @@ function trainProgram(parts: ModelParts, batch: BatchBlock): Program {
   builder.emit(fillZero, { y: dx });
   const loss = emitLoss(builder, parts, batch, x, dx);
   builder.emit(lossSum, { metrics: adapters.metrics, loss, header: batch.header });
-  emitBackward(builder, forward, new Map([[x, dx]]), (value) => isKept(savePoints, value));
-  return builder.finish("train", [batch.block]);
+  offloaded.push(...offloadedInputs(forward, savePoints));
+  const restored = new Map(offloaded.map((value) => [value.input, value.restored]));
+  const kept = (value: Value) => isKept(savePoints, value);
+  emitBackward(builder, forward, new Map([[x, dx]]), kept, restored);
+  return builder.finish("train", [batch.incoming, batch.block]);
+}
+
+/** The layer inputs that wait on the host, each with its places there and in the backward pass. */
+function offloadedInputs(forward: readonly Op[], savePoints: SavePoints): OffloadedInput[] {
+  const inputs = forward
+    .flatMap(({ uses }) => uses.writes)
+    .filter(({ role }) => role === "layerInput");
+  return inputs.flatMap((input): OffloadedInput[] => {
+    const layer = input.layer as number;
+    if (!isOffloaded(savePoints, layer)) return [];
+    const like = (name: string, options: ValueOptions) =>
+      makeValue(name, input.dtype, input.shape, { layer, ...options });
+    const host = like("hidden.host", { memory: "host" });
+    return [{ layer, input, host, restored: like("hidden'", { role: "restored" }) }];
+  });
 }
 
 /** Clipping, the loss scale and AdamW over the flat arena. */
-function optimizerProgram({ adapters }: ModelParts): Program {
+function optimizerProgram({ adapters }: ModelParts, { incoming }: BatchBlock): Program {
   const { master, m, v, gradient, copy, control, state, scaler, metrics } = adapters;
   const builder = new ProgramBuilder();
   const blocks = Math.ceil((gradient.shape[0] as number) / NORM_BLOCK);
   const partial = makeValue("gradNorm.partial", "f64", [blocks]);
   builder.emit(gradNorm, { metrics, partial, state, scaler, gradient, control }, "optimizer");
   builder.emit(adamw, { master, m, v, gradient, copy, control, metrics }, "optimizer");
-  return builder.finish("optimizer", []);
+  return builder.finish("optimizer", [incoming]);
 }
 
 /** Loss without gradients. */
@@ -254,7 +292,7 @@ function evaluateProgram(parts: ModelParts, batch: BatchBlock, name: ProgramName
   const x = emitDecoder(builder, { ...parts, adapters }, batch, attend);
   const loss = emitLoss(builder, parts, batch, x, null);
   builder.emit(lossSum, { metrics: parts.adapters.metrics, loss, header: batch.header });
-  return builder.finish(name, [batch.block]);
+  return builder.finish(name, [batch.incoming, batch.block]);
 }
 
 /** Logits of every row, for checking a model against another implementation. */
@@ -269,7 +307,7 @@ function logitsProgram(
   const attend = packedAttention(builder, batch, parts);
   const x = emitDecoder(builder, { ...parts, adapters }, batch, attend);
   emitHead(builder, logits, x, parts.weights.head, batch.live);
-  return builder.finish(name, [batch.block, logits]);
+  return builder.finish(name, [batch.incoming, batch.block, logits]);
 }
 
 /** logits = x W^T */
@@ -283,7 +321,7 @@ interface Generation {
 }
 
 /** Prefill and decode are the same ops over different numbers of rows; they carry input block and KV cache. */
-function makeGeneration(parts: ModelParts): Generation {
+function makeGeneration(parts: ModelParts, incoming: Value): Generation {
   const { config, weights, adapters, type, dims } = parts;
   const sizes = {
     live: 1,
@@ -322,7 +360,7 @@ function makeGeneration(parts: ModelParts): Generation {
       const logits = makeValue("nextLogits", type, [1, config.vocabSize]);
       emitHead(builder, logits, hidden, weights.head, null);
       builder.emit(argmax, { out: token, x: logits });
-      return builder.finish(name, [block, token, ...kCaches, ...vCaches]);
+      return builder.finish(name, [incoming, block, token, ...kCaches, ...vCaches]);
     },
   };
 }

@@ -1,5 +1,14 @@
 /** The frozen weights of a decoder: which tensors of the checkpoint lie where in the weights reservation. */
-import { type DType, makeValue, type Value } from "../graph/value.ts";
+import {
+  aligned,
+  bytesOf,
+  DTYPES,
+  type DType,
+  makeValue,
+  type Value,
+  viewOf,
+} from "../graph/value.ts";
+import type { WeightStream } from "../graph/weave.ts";
 import type { ModelConfig } from "./config.ts";
 
 /** A run of rows of one weight value, filled from one tensor of the checkpoint. */
@@ -47,7 +56,12 @@ export interface DecoderWeights {
   readonly values: readonly Value[];
   /** Where every tensor of the checkpoint goes. */
   readonly sources: readonly WeightSource[];
+  /** Null if all of them stay on the device. */
+  readonly stream: WeightStream | null;
 }
+
+/** Layers whose weights are on the device at a time where they are streamed: one computes, the next one comes. */
+const WINDOWS = 2;
 
 /**
  * Lays out the weights of `config`.
@@ -137,5 +151,49 @@ export function layoutWeights(
     keep(makeValue(name, "f32", [positions, D / 2], { memory: "weights" }));
   const cos = table("rope.cos");
   const sin = table("rope.sin");
-  return { embedding, layers, finalNorm, head, cos, sin, values, sources };
+  return { embedding, layers, finalNorm, head, cos, sin, values, sources, stream: null };
+}
+
+/**
+ * The same weights with those of the layers on the host: the layers read windows on the device, to which they are copied one
+ * after the other. Everything outside the layers stays on the device.
+ */
+export function streamLayers(resident: DecoderWeights): DecoderWeights {
+  const places = new Map<Value, number>();
+  const sizes = resident.layers.map((layer) => {
+    let bytes = 0;
+    for (const value of Object.values(layer) as (Value | null)[]) {
+      if (value === null) continue;
+      places.set(value, bytes);
+      bytes += aligned(bytesOf(value));
+    }
+    return bytes;
+  });
+  const block = (name: string, bytes: number, memory: "host" | "weights", layer: number | null) =>
+    makeValue(name, "f32", [bytes / DTYPES.f32.bytes], { memory, layer });
+  const largest = Math.max(...sizes);
+  const windows = sizes
+    .slice(0, WINDOWS)
+    .map((_, index) => block(`window${index}`, largest, "weights", null));
+  const hosts = sizes.map((bytes, layer) => block("layer", bytes, "host", layer));
+  const within = (base: Value, value: Value): Value => {
+    const elements = (places.get(value) as number) / DTYPES[base.dtype].bytes;
+    const view = viewOf(base, value.name, value.shape, elements, value.pitch, value.dtype);
+    return { ...view, layer: value.layer };
+  };
+  const layers = resident.layers.map((layer, index) => {
+    const window = windows[index % WINDOWS] as Value;
+    const entries = Object.entries(layer) as [keyof LayerWeights, Value | null][];
+    return Object.fromEntries(
+      entries.map(([name, value]) => [name, value && within(window, value)]),
+    ) as unknown as LayerWeights;
+  });
+  const sources = resident.sources.map((source) => {
+    const { layer } = source.value;
+    if (layer === null) return source;
+    return { ...source, value: within(hosts[layer] as Value, source.value) };
+  });
+  const outside = resident.values.filter(({ layer }) => layer === null);
+  const values = [...outside, ...windows, ...hosts];
+  return { ...resident, layers, sources, values, stream: { windows, layers: hosts } };
 }

@@ -35,6 +35,13 @@ export function programBuffers(program: Program): Buffer[] {
   return [...new Set(buffers.values())];
 }
 
+/** The value that a save-point policy keeps in `buffer` over op `turn`, where the backward pass begins; null if none. */
+export function keptValue({ tenants, first, last }: Buffer, turn: number): Value | null {
+  if (first >= turn || last < turn) return null;
+  const { value } = tenants.findLast(({ from }) => from < turn) as Buffer["tenants"][number];
+  return value.role === null ? null : value;
+}
+
 function makeBuffer(value: Value, first: number, last: number): Buffer {
   return { tenants: [{ value, from: first }], bytes: bytesOf(value), first, last };
 }

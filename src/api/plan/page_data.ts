@@ -107,6 +107,7 @@ function programData(planned: ProgramPlan, plan: Plan): PageProgram {
 }
 
 function groupOf(producer: Op, value: Value, crosses: boolean): ValueGroup {
+  if (value.role === "restored") return "kept";
   if (producer.phase === "recompute") return "recomputed";
   // The gradient that the loss adds to starts as zeros, the only fill.
   if (producer.phase === "backward" || producer.kind.name === "fill") return "gradient";

@@ -41,7 +41,7 @@ export interface ProgramPlan {
 /** What a plan is made of. */
 export interface PlanInput {
   readonly programs: readonly Program[];
-  /** Values of the classes weights, trainable and staging, in placement order. */
+  /** Values of all classes but activations, in placement order. */
   readonly resident: readonly Value[];
   /** What to predict times from; without it the plan has no forecast. */
   readonly timing?: { readonly profile: DeviceProfile; readonly step: StepLoad } | undefined;
@@ -76,7 +76,7 @@ export class Plan {
     this.forecast = timing === undefined ? null : forecastStep(every, timing.profile, timing.step);
   }
 
-  /** Bytes on the device: all classes but the page-locked host memory. */
+  /** Bytes on the device: all classes but those of page-locked host memory. */
   get deviceBytes(): number {
     return this.classes.weights + this.classes.trainable + this.classes.activations;
   }
@@ -121,6 +121,7 @@ export function makePlan(input: PlanInput): Plan {
     trainable: 0,
     activations: 0,
     staging: 0,
+    host: 0,
   };
   for (const value of resident) {
     slots.set(value, { offset: classes[value.memory], bytes: aligned(bytesOf(value)) });

@@ -18,12 +18,16 @@ export interface DeviceProfile {
   readonly name: string;
   /** Name for people, with where the figures come from. */
   readonly title: string;
+  /** What the data sheet promises of dense matrix products, which utilisation is measured by; null = `matrix`. */
+  readonly peak: Rates | null;
   /** Large matrix products. */
   readonly matrix: Rates;
   /** Attention forward and backward together, a head size of 64 to 128. */
   readonly attention: Rates;
   /** Bytes per second, read and written together. */
   readonly bandwidth: number;
+  /** Bytes per second between page-locked host memory and the device, one way. */
+  readonly link: number;
   /** Seconds that every kernel costs besides: its launch, and filling and draining the device. */
   readonly launch: number;
   /** Device memory in bytes; null = ask the machine. */
@@ -35,16 +39,22 @@ export interface DeviceProfile {
 const MIB = 1 << 20;
 const GIB = 2 ** 30;
 
+/** PCIe 4 with 16 lanes; stands in where a profile names no rate of its link. */
+const LINK = 25e9;
+
 /** The profiles that come with loramem. */
 export const PROFILES: readonly DeviceProfile[] = [
   {
     // Measured: bf16 products 730-790 TFLOP/s on random data, copies 4.15 TB/s, FlashAttention-2-style kernels 196 / 160
     // and cuDNN 319 / 264 TFLOP/s forward / backward at head size 64; context 527 MiB, cuBLASLt 4 MiB, graphs 4 MiB.
+    // The link is what PCIe 5 with 16 lanes leaves to large copies.
     name: "h200",
     title: "NVIDIA H200 (measured)",
+    peak: { single: 67e12, half: 989e12 },
     matrix: { single: 40e12, half: 690e12 },
     attention: { single: 15e12, half: 250e12 },
     bandwidth: 4.15e12,
+    link: 55e9,
     launch: 4e-6,
     memory: 139 * GIB,
     driver: 535 * MIB,
@@ -54,9 +64,11 @@ export const PROFILES: readonly DeviceProfile[] = [
     // Attention: FlashAttention-2 (Dao 2023, arXiv:2307.08691) reports 170-230 forward, 150-190 backward.
     name: "a100",
     title: "NVIDIA A100 80 GB (from data sheets)",
+    peak: { single: 19.5e12, half: 312e12 },
     matrix: { single: 14e12, half: 250e12 },
     attention: { single: 6e12, half: 160e12 },
     bandwidth: 1.7e12,
+    link: LINK,
     launch: 4e-6,
     memory: 79 * GIB,
     driver: null,
@@ -65,9 +77,11 @@ export const PROFILES: readonly DeviceProfile[] = [
     // Ada white paper: 165 TFLOP/s bf16 with fp32 sums, 83 fp32, 1.01 TB/s.
     name: "rtx-4090",
     title: "NVIDIA GeForce RTX 4090 (from data sheets)",
+    peak: { single: 82.6e12, half: 165e12 },
     matrix: { single: 45e12, half: 145e12 },
     attention: { single: 15e12, half: 110e12 },
     bandwidth: 0.9e12,
+    link: LINK,
     launch: 3e-6,
     memory: 23.5 * GIB,
     driver: null,
@@ -76,9 +90,11 @@ export const PROFILES: readonly DeviceProfile[] = [
     // Ampere white paper: 71 TFLOP/s bf16 with fp32 sums, 36 fp32, 0.94 TB/s.
     name: "rtx-3090",
     title: "NVIDIA GeForce RTX 3090 (from data sheets)",
+    peak: { single: 35.6e12, half: 71e12 },
     matrix: { single: 20e12, half: 60e12 },
     attention: { single: 7e12, half: 45e12 },
     bandwidth: 0.82e12,
+    link: LINK,
     launch: 4e-6,
     memory: 23.5 * GIB,
     driver: null,
@@ -87,9 +103,11 @@ export const PROFILES: readonly DeviceProfile[] = [
     // Measured on two threads of a Zen 4 server core with AVX-512; arithmetic is fp32 over every storage type.
     name: "cpu",
     title: "CPU, 2 threads with AVX-512 (measured)",
+    peak: null,
     matrix: { single: 80e9, half: 80e9 },
     attention: { single: 30e9, half: 30e9 },
     bandwidth: 20e9,
+    link: 10e9,
     launch: 5e-6,
     memory: null,
     driver: null,
@@ -142,9 +160,11 @@ export function parseProfile(json: unknown, where: string): DeviceProfile {
   return {
     name: text("name"),
     title: text("title"),
+    peak: fields.peak === null || fields.peak === undefined ? null : rates("peak"),
     matrix: rates("matrix"),
     attention: rates("attention"),
     bandwidth: rate(fields.bandwidth, "bandwidth"),
+    link: rate(fields.link ?? LINK, "link"),
     launch: rate(fields.launch, "launch"),
     memory: bytes("memory"),
     driver: bytes("driver"),

@@ -1,6 +1,6 @@
 /** The plan in words: a table by memory class, what each program needs, and the largest values at the peak. */
 import { aligned, bytesOf, MEMORY_CLASSES, type MemoryClass, type Value } from "../graph/value.ts";
-import type { Buffer } from "./liveness.ts";
+import { type Buffer, keptValue } from "./liveness.ts";
 import type { Plan, ProgramPlan } from "./plan.ts";
 import type { StepForecast } from "./time.ts";
 
@@ -9,6 +9,7 @@ const WHAT: Readonly<Record<MemoryClass, string>> = {
   trainable: "adapters: masters, gradients, moments, step state",
   activations: "everything inside a step, evaluation, generation",
   staging: "page-locked host memory: inputs and results",
+  host: "page-locked host memory: streamed weights, offloaded layer inputs, the state that is saved",
 };
 
 /** Largest values listed at the peak. */
@@ -48,10 +49,9 @@ export function keptBytesOfLayer(plan: Plan, layer: number): number | null {
   if (train === undefined) return null;
   const firstBackward = train.program.ops.findIndex((op) => op.phase === "backward");
   let bytes = 0;
-  for (const { tenants, first, last } of train.buffers) {
-    if (first >= firstBackward || last < firstBackward) continue;
-    const kept = tenants.find(({ value }) => value.layer === layer && value.role !== null);
-    if (kept !== undefined) bytes += bytesOf(kept.value);
+  for (const buffer of train.buffers) {
+    const kept = keptValue(buffer, firstBackward);
+    if (kept?.layer === layer) bytes += bytesOf(kept);
   }
   return bytes;
 }
@@ -64,7 +64,10 @@ export function describePlan(plan: Plan): string {
       `  ${name.padEnd(12)} ${String(bytes).padStart(15)} B  ${formatBytes(bytes).padStart(11)}  ${note}`,
     );
   lines.push("Memory plan, every byte before the first step");
-  for (const memory of MEMORY_CLASSES) row(memory, plan.classes[memory], WHAT[memory]);
+  for (const memory of MEMORY_CLASSES) {
+    const bytes = plan.classes[memory];
+    if (bytes > 0) row(memory, bytes, WHAT[memory]);
+  }
   const budget = Number.isFinite(plan.budget) ? `, of a budget of ${formatBytes(plan.budget)}` : "";
   row("device", plan.deviceBytes, `weights + trainable + activations${budget}`);
   const peak = peakProgram(plan);

@@ -12,9 +12,10 @@ import type { SaveRole, Value } from "../graph/value.ts";
  *
  * `keep` holds what the matrix products and attention produced. `dropMlp` holds all of that but gate|up, the largest, and
  * repeats that one product. `checkpoint` holds the layer's input and the few columns s = x A^T of its last product, and repeats
- * the layer up to that product.
+ * the layer up to that product. `offload` repeats as much and does not hold the input: that waits in page-locked host memory,
+ * and comes back while the layer above is in its backward pass. The last layer's input is needed next and stays.
  */
-export type SavePolicy = "keep" | "dropMlp" | "checkpoint";
+export type SavePolicy = "keep" | "dropMlp" | "checkpoint" | "offload";
 
 /** The policy of every layer, the first layer first. */
 export type SavePoints = readonly SavePolicy[];
@@ -23,7 +24,7 @@ export type SavePoints = readonly SavePolicy[];
 export type PolicyCounts = Readonly<Record<SavePolicy, number>>;
 
 /** Every policy, fastest first. */
-export const SAVE_POLICIES: readonly SavePolicy[] = ["keep", "dropMlp", "checkpoint"];
+export const SAVE_POLICIES: readonly SavePolicy[] = ["keep", "dropMlp", "checkpoint", "offload"];
 
 const CHECKPOINT: readonly SaveRole[] = ["layerInput", "mlpLoraDown"];
 const WITHOUT_MLP: readonly SaveRole[] = [
@@ -39,11 +40,24 @@ const KEPT: Readonly<Record<SavePolicy, ReadonlySet<SaveRole>>> = {
   keep: new Set<SaveRole>([...WITHOUT_MLP, "gateUp"]),
   dropMlp: new Set(WITHOUT_MLP),
   checkpoint: new Set(CHECKPOINT),
+  offload: new Set(CHECKPOINT), // the input of the last layer only
 };
 
-/** Whether `points` keep `value` for the backward pass. */
-export function isKept(points: SavePoints, { layer, role }: Value): boolean {
-  return layer !== null && role !== null && KEPT[points[layer] as SavePolicy].has(role);
+/** Whether `points` keep `value` on the device for the backward pass. */
+export function isKept(points: SavePoints, value: Value): boolean {
+  if (value.role === null || value.layer === null) return false;
+  if (value.role === "layerInput" && isOffloaded(points, value.layer)) return false;
+  return KEPT[points[value.layer] as SavePolicy].has(value.role);
+}
+
+/** Whether the input of a layer waits on the host. */
+export function isOffloaded(points: SavePoints, layer: number): boolean {
+  return points[layer] === "offload" && layer < points.length - 1;
+}
+
+/** Whether the MLP of a layer runs in tiles of rows. */
+export function runsInTiles(points: SavePoints, layer: number): boolean {
+  return points[layer] === "checkpoint" || points[layer] === "offload";
 }
 
 /**
@@ -54,10 +68,8 @@ export function isKept(points: SavePoints, { layer, role }: Value): boolean {
  * of the whole layer anyway: the last layer's policy is free, and must be the richest one. The order of the others does
  * not change the peak; lean ones first let the arena fill up late.
  */
-export function arrange(counts: PolicyCounts): SavePoints {
-  return SAVE_POLICIES.toReversed().flatMap((policy) =>
-    Array.from({ length: counts[policy] }, () => policy),
-  );
+export function arrange(counts: Partial<PolicyCounts>): SavePoints {
+  return SAVE_POLICIES.toReversed().flatMap((policy) => uniform(policy, counts[policy] ?? 0));
 }
 
 /** One policy for all layers. */
@@ -67,7 +79,7 @@ export function uniform(policy: SavePolicy, layers: number): SavePoints {
 
 /** How many layers of `points` have which policy. */
 export function countPolicies(points: SavePoints): PolicyCounts {
-  const counts = { keep: 0, dropMlp: 0, checkpoint: 0 };
+  const counts = { keep: 0, dropMlp: 0, checkpoint: 0, offload: 0 };
   for (const policy of points) counts[policy]++;
   return counts;
 }
@@ -88,7 +100,7 @@ export function describePoints(points: SavePoints): string {
 export function parsePoints(text: string, layers: number): SavePoints {
   const single = SAVE_POLICIES.find((policy) => policy === text);
   if (single !== undefined) return uniform(single, layers);
-  const counts = { keep: 0, dropMlp: 0, checkpoint: 0 };
+  const counts = { ...countPolicies([]) };
   let total = 0;
   for (const part of text.split("+")) {
     const [, count, name] = /^\s*(\d+)\s+(\w+)\s*$/.exec(part) ?? [];

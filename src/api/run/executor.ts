@@ -4,14 +4,25 @@
  */
 
 import { LoramemError } from "../../ffi/error.ts";
-import type { FillCall, KernelCall, Op, ProgramName } from "../graph/program.ts";
-import { bytesOf, DTYPES, type MemoryClass, rootOf, type Value } from "../graph/value.ts";
+import { disposeNow } from "../../ffi/handle.ts";
+import type { Op, OpCall, ProgramName, Transfer } from "../graph/program.ts";
+import {
+  bytesOf,
+  DTYPES,
+  MEMORY_CLASSES,
+  type MemoryClass,
+  rootOf,
+  type Value,
+} from "../graph/value.ts";
+import { isTransfer } from "../graph/weave.ts";
 import { type KernelName, launchPacked, packKernelArgs } from "../kernels/launch.ts";
 import { addressOf, type Ptr } from "../memory/internal.ts";
-import type { Device, DeviceBuffer, Graph, PinnedBuffer, Stream } from "../memory/mod.ts";
+import type { Device, DeviceBuffer, Event, Graph, PinnedBuffer, Stream } from "../memory/mod.ts";
 import type { Plan, ProgramPlan } from "../plan/plan.ts";
 import { formatBytes } from "../plan/report.ts";
 import { type Algorithms, choiceKey, readChoices, timeChoices, useChoices } from "./choices.ts";
+import { type BoundCopy, Copies, type Location } from "./copies.ts";
+import { groupOps, type OpGroup, type RangeName, Ranges, rangeName } from "./ranges.ts";
 
 /** How segments run: replayed from a recording, or op by op. */
 export type ExecutionMode = "graph" | "eager";
@@ -19,7 +30,9 @@ export type ExecutionMode = "graph" | "eager";
 /** A native call with everything filled in. */
 type BoundCall =
   | { readonly kernel: KernelName; readonly args: Uint8Array<ArrayBuffer> }
-  | { readonly fill: DeviceBuffer; readonly offset: number; readonly bytes: number };
+  | { readonly fill: Location; readonly bytes: number }
+  | { readonly copy: BoundCopy }
+  | { readonly awaited: Event };
 
 interface BoundSegment {
   readonly name: string;
@@ -28,36 +41,51 @@ interface BoundSegment {
   readonly from: number;
   /** The calls of every op. */
   readonly ops: readonly (readonly BoundCall[])[];
+  /** What profilers see: the segment, and its layers and phases. */
+  readonly range: RangeName;
+  readonly groups: readonly OpGroup[];
   graph: Graph | null;
 }
 
 /** The classes that live on the device. */
-const DEVICE_CLASSES = ["weights", "trainable", "activations"] as const;
+const DEVICE_CLASSES: readonly MemoryClass[] = ["weights", "trainable", "activations"];
+
+/** Everything that a plan is bound to. */
+interface Reserved {
+  readonly device: Device;
+  readonly stream: Stream;
+  readonly copyStream: Stream;
+  /** Null if the plan copies nothing beside its ops. */
+  readonly copies: Copies | null;
+  readonly arenas: ReadonlyMap<MemoryClass, DeviceBuffer | PinnedBuffer>;
+}
 
 /** A plan bound to a device. */
 export class Executor {
   readonly device: Device;
+  /** Computes. */
   readonly stream: Stream;
+  /** Copies input beside it. */
+  readonly copyStream: Stream;
   readonly plan: Plan;
-  readonly #arenas: ReadonlyMap<MemoryClass, DeviceBuffer>;
-  readonly #staging: PinnedBuffer;
+  readonly #reserved: Reserved;
   readonly #programs = new Map<ProgramName, readonly BoundSegment[]>();
   readonly #mode: ExecutionMode;
+  readonly #ranges: Ranges | null;
+  /** Copies that fill the windows before the first program; null once they are enqueued. */
+  #opening: readonly Transfer[] | null;
 
-  private constructor(
-    device: Device,
-    stream: Stream,
-    plan: Plan,
-    mode: ExecutionMode,
-    arenas: ReadonlyMap<MemoryClass, DeviceBuffer>,
-    staging: PinnedBuffer,
-  ) {
-    this.device = device;
-    this.stream = stream;
+  private constructor(plan: Plan, mode: ExecutionMode, reserved: Reserved) {
+    this.device = reserved.device;
+    this.stream = reserved.stream;
+    this.copyStream = reserved.copyStream;
     this.plan = plan;
     this.#mode = mode;
-    this.#arenas = arenas;
-    this.#staging = staging;
+    this.#ranges = Ranges.of(reserved.device);
+    this.#reserved = reserved;
+    // All programs that visit the layers start with the same.
+    const opening = [...plan.programs.values()].map(({ program }) => program.opening);
+    this.#opening = opening.find(({ length }) => length > 0) ?? null;
   }
 
   /**
@@ -73,22 +101,26 @@ export class Executor {
     algorithms: Algorithms = "estimated",
   ): Executor {
     using undo = new DisposableStack();
-    const arenas = new Map<MemoryClass, DeviceBuffer>();
-    const reserve = <T extends Disposable>(memory: MemoryClass, make: (bytes: number) => T): T => {
+    const arenas = new Map<MemoryClass, DeviceBuffer | PinnedBuffer>();
+    for (const memory of MEMORY_CLASSES) {
+      const bytes = plan.classes[memory];
+      if (bytes === 0) continue;
+      const options = { label: memory };
       try {
-        return undo.use(make(plan.classes[memory]));
+        const arena = DEVICE_CLASSES.includes(memory)
+          ? device.createBuffer(bytes, options)
+          : device.createPinnedBuffer(bytes, options);
+        arenas.set(memory, undo.use(arena));
       } catch (error) {
         throw notReserved(error, memory, plan);
       }
-    };
-    for (const memory of DEVICE_CLASSES) {
-      if (plan.classes[memory] === 0) continue;
-      const make = (bytes: number) => device.createBuffer(bytes, { label: memory });
-      arenas.set(memory, reserve(memory, make));
     }
-    const staging = reserve("staging", (bytes) => device.createPinnedBuffer(bytes));
-    const stream = undo.adopt(device.createStream(), (created) => created.dispose());
-    const executor = new Executor(device, stream, plan, mode, arenas, staging);
+    // Nothing is enqueued until all is made, so there is nothing to wait for.
+    const stream = undo.adopt(device.createStream(), disposeNow);
+    const copies = hasCopies(plan) ? new Copies(device, stream) : null;
+    undo.defer(() => void copies?.dispose());
+    const copyStream = undo.adopt(device.createStream(), disposeNow);
+    const executor = new Executor(plan, mode, { device, stream, copyStream, copies, arenas });
     undo.defer(() => executor.#disposeGraphs());
     executor.#choose(algorithms);
     executor.#bind();
@@ -96,20 +128,34 @@ export class Executor {
     return executor;
   }
 
-  /** Waits for the device and gives everything back. */
+  /** Waits for the device and gives everything back; rejects with a failure that nobody was told of yet. */
   async dispose(): Promise<void> {
     this.#disposeGraphs();
-    await this.stream[Symbol.asyncDispose]();
-    for (const arena of this.#arenas.values()) arena.dispose();
-    this.#staging.dispose();
+    const { copies, arenas } = this.#reserved;
+    // What fails in a copy fails what waits for it in the stream of the ops, which reports it, or else was not needed.
+    await Promise.allSettled([copies?.dispose(), this.copyStream.dispose()]);
+    try {
+      await this.stream.dispose();
+    } finally {
+      for (const arena of arenas.values()) arena.dispose();
+    }
   }
 
   /** Memory of a value and where it starts inside it. */
-  locate(value: Value): { readonly buffer: DeviceBuffer; readonly offset: number } {
-    return {
-      buffer: this.#arenas.get(rootOf(value).memory) as DeviceBuffer,
-      offset: this.plan.offset(value),
-    };
+  locate(value: Value): Location {
+    const buffer = this.#reserved.arenas.get(rootOf(value).memory);
+    return { buffer: buffer as DeviceBuffer | PinnedBuffer, offset: this.plan.offset(value) };
+  }
+
+  /** Resolves when ops and copies enqueued so far have ended. */
+  async done(): Promise<void> {
+    await this.stream.done();
+    await this.#reserved.copies?.done();
+  }
+
+  /** The activations as plain memory: they hold nothing between programs. */
+  get workspace(): DeviceBuffer {
+    return this.#reserved.arenas.get("activations") as DeviceBuffer;
   }
 
   /** A typed view over a staging value. */
@@ -129,10 +175,24 @@ export class Executor {
   }
 
   /** Enqueues a copy of `bytes` from a staging value to a value on the device. */
-  upload(to: Value, from: Value, bytes: number = bytesOf(from), toByte = 0, fromByte = 0): void {
+  upload(
+    to: Value,
+    from: Value,
+    bytes: number = bytesOf(from),
+    toByte = 0,
+    fromByte = 0,
+    stream: Stream = this.stream,
+  ): void {
     const { buffer, offset } = this.locate(to);
     const srcOffset = this.plan.offset(from) + fromByte;
-    this.stream.copy(buffer, this.#staging, { bytes, dstOffset: offset + toByte, srcOffset });
+    stream.copy(buffer, this.#staging, { bytes, dstOffset: offset + toByte, srcOffset });
+  }
+
+  /** Enqueues `to` = `from`, both on the device and alike. */
+  move(to: Value, from: Value): void {
+    const [target, source] = [this.locate(to), this.locate(from)];
+    const offsets = { dstOffset: target.offset, srcOffset: source.offset };
+    this.stream.copy(target.buffer, source.buffer, { bytes: bytesOf(to), ...offsets });
   }
 
   /** Enqueues a copy of `bytes` from a value on the device to a staging value. */
@@ -169,10 +229,11 @@ export class Executor {
    * @param headChunks Chunks of labelled rows that hold data; the segments of later ones are skipped.
    */
   run(name: ProgramName, headChunks: number = Number.POSITIVE_INFINITY): void {
+    if (this.#opening !== null) this.#open();
     for (const segment of this.#programs.get(name) as readonly BoundSegment[]) {
       if (segment.headChunk !== null && segment.headChunk >= headChunks) continue;
-      if (segment.graph !== null) segment.graph.launch(this.stream);
-      else for (const op of segment.ops) this.#launch(op);
+      if (this.#ranges === null) this.#play(segment);
+      else this.#ranges.around(segment.range, () => this.#play(segment));
     }
   }
 
@@ -184,12 +245,41 @@ export class Executor {
     headChunks: number,
     visit: (op: Op, launch: () => void) => Promise<void>,
   ): Promise<void> {
+    if (this.#opening !== null) this.#open();
     const { ops } = (this.plan.programs.get(name) as ProgramPlan).program;
     for (const segment of this.#programs.get(name) as readonly BoundSegment[]) {
       if (segment.headChunk !== null && segment.headChunk >= headChunks) continue;
       for (const [index, bound] of segment.ops.entries()) {
         await visit(ops[segment.from + index] as Op, () => this.#launch(bound));
       }
+    }
+  }
+
+  get #staging(): PinnedBuffer {
+    return this.#reserved.arenas.get("staging") as PinnedBuffer;
+  }
+
+  /** Fills the windows of streamed weights, before the first program; every program leaves them so. */
+  #open(): void {
+    for (const { to, from } of this.#opening ?? [])
+      this.#launch([this.#bindCall({ copyTo: to, copyFrom: from })]);
+    this.#opening = null;
+  }
+
+  #play(segment: BoundSegment): void {
+    if (segment.graph !== null) segment.graph.launch(this.stream);
+    else this.#launchOps(segment);
+  }
+
+  #launchOps({ ops, groups }: BoundSegment): void {
+    if (this.#ranges === null) {
+      for (const op of ops) this.#launch(op);
+      return;
+    }
+    for (const { name, from, to } of groups) {
+      this.#ranges.around(name, () => {
+        for (const op of ops.slice(from, to)) this.#launch(op);
+      });
     }
   }
 
@@ -217,7 +307,7 @@ export class Executor {
         for (const { kind, attributes } of program.ops) {
           const bound = kind.bind(attributes);
           for (const call of Array.isArray(bound) ? bound : [bound]) {
-            const key = "fill" in call ? null : choiceKey(call);
+            const key = "kernel" in call ? choiceKey(call) : null;
             if (key === null || seen.has(key)) continue;
             seen.add(key);
             this.#launch([this.#bindCall(call)]);
@@ -226,22 +316,22 @@ export class Executor {
       }
     });
     // The gradient is added to, and expected to be zero.
-    const trainable = this.#arenas.get("trainable");
-    if (trainable !== undefined) this.stream.fill(trainable, 0);
+    const trainable = this.#reserved.arenas.get("trainable");
+    if (trainable !== undefined) this.stream.fill(trainable as DeviceBuffer, 0);
   }
 
   #bind(): void {
     for (const { program } of this.plan.programs.values()) {
       const segments = program.segments.map(({ name, headChunk, from, to }): BoundSegment => {
-        const ops = program.ops.slice(from, to).map((op) => this.#bindOp(op));
-        return { name, headChunk, from, ops, graph: null };
+        const mine = program.ops.slice(from, to);
+        const ops = mine.map((op) => this.#bindOp(op));
+        const range = rangeName(`${program.name}: ${name}`);
+        return { name, headChunk, from, ops, range, groups: groupOps(mine), graph: null };
       });
       this.#programs.set(program.name, segments);
       if (this.#mode === "eager") continue;
-      for (const segment of segments) {
-        segment.graph = this.stream.capture(() => {
-          for (const op of segment.ops) this.#launch(op);
-        });
+      for (const segment of segments.filter(({ ops }) => ops.every(isRecordable))) {
+        segment.graph = this.stream.capture(() => this.#launchOps(segment));
       }
     }
   }
@@ -251,11 +341,10 @@ export class Executor {
     return (Array.isArray(calls) ? calls : [calls]).map((call) => this.#bindCall(call));
   }
 
-  #bindCall(call: KernelCall | FillCall): BoundCall {
-    if ("fill" in call) {
-      const { buffer, offset } = this.locate(call.fill);
-      return { fill: buffer, offset, bytes: bytesOf(call.fill) };
-    }
+  #bindCall(call: OpCall): BoundCall {
+    if ("copyTo" in call) return { copy: this.#copies.bind(call, (value) => this.locate(value)) };
+    if ("awaited" in call) return { awaited: this.#copies.ended(call.awaited) };
+    if ("fill" in call) return { fill: this.locate(call.fill), bytes: bytesOf(call.fill) };
     const fields: Record<string, Ptr | number | null> = {};
     for (const [field, value] of Object.entries(call.fields)) {
       if (value === null || typeof value === "number") {
@@ -270,13 +359,25 @@ export class Executor {
 
   #launch(calls: readonly BoundCall[]): void {
     for (const call of calls) {
-      if ("fill" in call) {
-        this.stream.fill(call.fill, 0, { bytes: call.bytes, offset: call.offset });
-      } else {
-        launchPacked(this.device, call.kernel, call.args, this.stream);
-      }
+      if ("kernel" in call) launchPacked(this.device, call.kernel, call.args, this.stream);
+      else if ("copy" in call) this.#copies.start(call.copy);
+      else if ("awaited" in call) this.#copies.await(call.awaited);
+      else this.stream.fill(call.fill.buffer, 0, { bytes: call.bytes, offset: call.fill.offset });
     }
   }
+
+  get #copies(): Copies {
+    return this.#reserved.copies as Copies;
+  }
+}
+
+function hasCopies({ programs }: Plan): boolean {
+  return [...programs.values()].some(({ program }) => program.ops.some(isTransfer));
+}
+
+/** Copies and waits are calls of streams, made anew in every run. */
+function isRecordable(calls: readonly BoundCall[]): boolean {
+  return calls.every((call) => "kernel" in call || "fill" in call);
 }
 
 /** Says which class could not be reserved, and what the plan was made for. */
@@ -286,7 +387,7 @@ function notReserved(error: unknown, memory: MemoryClass, plan: Plan): unknown {
   const budget =
     plan.budget === Number.POSITIVE_INFINITY ? "" : `, for a budget of ${formatBytes(plan.budget)}`;
   const advice =
-    memory === "staging"
+    memory === "staging" || memory === "host"
       ? "allow more page-locked memory, or end other programs"
       : "lower memoryBudget, or end other programs on the device";
   const message =

@@ -112,7 +112,7 @@ function mismatch(path: string, what: string): LoramemError {
 }
 
 /** A run from its beginning: zeroes masters (and so the padding between them), gradients, moments and the count of steps. */
-function clearState(executor: Executor, { adapters }: RunPlan): void {
+export function clearState(executor: Executor, { adapters }: RunPlan): void {
   const { master, copy, gradient, m, v, state, metrics } = adapters;
   for (const value of [master, copy, gradient, m, v, state, metrics]) {
     if (value !== null) executor.clear(value);
@@ -120,7 +120,7 @@ function clearState(executor: Executor, { adapters }: RunPlan): void {
 }
 
 /** Brings the compute copy in line with the masters. */
-async function castMasters(executor: Executor, { adapters }: RunPlan): Promise<void> {
+export async function castMasters(executor: Executor, { adapters }: RunPlan): Promise<void> {
   if (adapters.copy !== null) executor.cast(adapters.copy, adapters.master);
   await executor.stream.done();
 }

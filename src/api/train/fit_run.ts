@@ -1,20 +1,41 @@
 /**
- * Fits a run into a byte budget: the fastest combination of save points and loss chunk whose plan fits, or what would
- * help. The choice changes when values are computed and for how long they stay, never what they are, and never which
+ * Fits a run into a byte budget: the fastest combination of weight place, save points and loss chunk whose plan fits, or
+ * what would help. Weights stay on the device where that fits; they are streamed where the budget needs it. The choice changes when values are computed and for how long they stay, never what they are, and never which
  * documents form a step.
  */
 import { LoramemError } from "../../ffi/error.ts";
 import type { Program, ProgramName } from "../graph/program.ts";
-import { aligned, bytesOf, type Value } from "../graph/value.ts";
+import { aligned, bytesOf, type MemoryClass, makeValue, type Value } from "../graph/value.ts";
+import type { OffloadedInput } from "../graph/weave.ts";
 import { buildPrograms, type ModelParts } from "../nn/programs.ts";
-import { estimateMix, type PolicyShares, policyShares, trainShares } from "../plan/estimate.ts";
+import {
+  estimateBytes,
+  estimateSeconds,
+  policyShares,
+  type Schedule,
+  scheduleOf,
+  trainShares,
+} from "../plan/estimate.ts";
 import { programBuffers } from "../plan/liveness.ts";
 import { maximumLive } from "../plan/placement.ts";
 import type { DeviceProfile } from "../plan/profiles.ts";
 import { formatBytes } from "../plan/report.ts";
-import { arrange, describePoints, type SavePoints, uniform } from "../plan/save_points.ts";
+import {
+  arrange,
+  describePoints,
+  isOffloaded,
+  type SavePoints,
+  uniform,
+} from "../plan/save_points.ts";
 import { opSeconds, type StepLoad } from "../plan/time.ts";
-import { modelParts, planRun, type RunPlan, type RunSpec } from "./run_plan.ts";
+import {
+  modelParts,
+  planRun,
+  type RunPlan,
+  type RunSpec,
+  WEIGHT_PLACES,
+  type WeightPlace,
+} from "./run_plan.ts";
 
 /** What may be chosen, and what the choice is judged by. */
 export interface FitOptions {
@@ -22,16 +43,23 @@ export interface FitOptions {
   readonly savePoints: SavePoints | null;
   /** Rows of logits that exist at a time, as asked for; null = choose. */
   readonly lossChunkTokens: number | null;
+  /** Place of the weights, as asked for; null, the default = choose. */
+  readonly weights?: WeightPlace | null;
+  /** Page-locked host bytes that weights and layer inputs may take. Default: no limit. */
+  readonly hostBudget?: number;
   readonly profile: DeviceProfile;
   readonly step: StepLoad;
 }
 
 /** One combination, as estimated. */
 export interface Candidate {
+  readonly weights: WeightPlace;
   readonly savePoints: SavePoints;
   readonly lossChunkTokens: number;
   /** Bytes of weights, trainables and activations. */
   readonly deviceBytes: number;
+  /** Page-locked host bytes of streamed weights and offloaded layer inputs. */
+  readonly hostBytes: number;
   /** Seconds of an optimizer step. */
   readonly seconds: number;
 }
@@ -42,41 +70,43 @@ const LOSS_CHUNKS = [1024, 512, 256, 128];
 /** "tokensPerMicroBatch" in advice is a multiple of this. */
 const TOKEN_STEP = 64;
 
-/** All combinations of a run, fastest first. */
+/** Combinations try at most this many numbers of offloaded layers. */
+const OFFLOAD_COUNTS = 8;
+
+/** All combinations of a run: those with resident weights first, then the fastest first. */
 export class FitSearch {
   readonly spec: RunSpec;
   readonly options: FitOptions;
   readonly candidates: readonly Candidate[];
-  /** Bytes of the classes that no choice changes: weights and trainables. */
-  readonly residentBytes: { readonly weights: number; readonly trainable: number };
+  /** Bytes of the class that no choice changes. */
+  readonly trainableBytes: number;
 
-  constructor(spec: RunSpec, options: FitOptions) {
+  /** @param mixes Save points to choose from. */
+  constructor(spec: RunSpec, options: FitOptions, mixes = mixesOf(spec, options)) {
     this.spec = spec;
     this.options = options;
     const parts = modelParts(spec, uniform("checkpoint", spec.config.layers));
-    const total = (values: readonly Value[]) =>
-      values.reduce((sum, value) => sum + aligned(bytesOf(value)), 0);
-    this.residentBytes = {
-      weights: total(parts.weights.values),
-      trainable: total(parts.adapters.values),
-    };
-    this.candidates = this.#enumerate(parts).sort(
-      (a, b) => a.seconds - b.seconds || a.deviceBytes - b.deviceBytes,
+    this.trainableBytes = bytesOfAll(parts.adapters.values);
+    this.candidates = this.#enumerate(parts, mixes).sort(
+      (a, b) =>
+        WEIGHT_PLACES.indexOf(a.weights) - WEIGHT_PLACES.indexOf(b.weights) ||
+        a.seconds - b.seconds ||
+        a.hostBytes - b.hostBytes ||
+        a.deviceBytes - b.deviceBytes,
     );
   }
 
-  /** The leanest combination. */
+  /** The leanest combination that host memory allows; without one, the leanest. */
   get smallest(): Candidate {
-    return this.candidates.reduce((least, one) =>
-      one.deviceBytes < least.deviceBytes ? one : least,
-    );
+    return leanestOf(this.candidates, this.#hostBudget);
   }
 
-  /** Those combinations that no other beats in both bytes and seconds, leanest first. */
+  /** Those combinations that a budget would get, leanest first. */
   frontier(): Candidate[] {
     const front: Candidate[] = [];
     for (const candidate of this.candidates) {
       const leanest = front[0];
+      if (candidate.hostBytes > this.#hostBudget) continue;
       if (leanest === undefined || candidate.deviceBytes < leanest.deviceBytes)
         front.unshift(candidate);
     }
@@ -84,26 +114,30 @@ export class FitSearch {
   }
 
   /** The plan of a combination, made for a budget. */
-  plan({ savePoints, lossChunkTokens }: Candidate, budget?: number): RunPlan {
-    const spec = { ...this.spec, dims: { ...this.spec.dims, lossChunkTokens } };
+  plan({ weights, savePoints, lossChunkTokens }: Candidate, budget?: number): RunPlan {
+    const spec = { ...this.spec, weights, dims: { ...this.spec.dims, lossChunkTokens } };
     return planRun(spec, savePoints, { timing: this.options, budget });
   }
 
   /**
-   * Plans the fastest combination whose device bytes fit `budget`.
+   * Plans the first combination whose device bytes fit `budget`, and its host bytes theirs.
    *
    * @throws {LoramemError} OUT_OF_MEMORY naming the smallest budget that would work, and what would help.
    */
   fit(budget: number): RunPlan {
     for (const candidate of this.candidates) {
-      if (candidate.deviceBytes > budget) continue;
+      if (candidate.deviceBytes > budget || candidate.hostBytes > this.#hostBudget) continue;
       const run = this.plan(candidate, budget);
       if (run.plan.deviceBytes <= budget) return run;
     }
     throw this.#refusal(budget);
   }
 
-  #enumerate(parts: ModelParts): Candidate[] {
+  get #hostBudget(): number {
+    return this.options.hostBudget ?? Number.POSITIVE_INFINITY;
+  }
+
+  #enumerate(parts: ModelParts, mixes: readonly SavePoints[]): Candidate[] {
     const { profile, step } = this.options;
     const { layers } = parts.config;
     const secondsOf = (op: Program["ops"][number]) => opSeconds(op, profile, step.load);
@@ -115,7 +149,7 @@ export class FitSearch {
     const live = (program: Program) => maximumLive(programBuffers(program)).lowerBound;
 
     const chunks = this.#lossChunks();
-    const shares: PolicyShares = policyShares(
+    const shares = policyShares(
       (policy) => build("train", uniform(policy, layers), chunks[0] as number),
       secondsOf,
     );
@@ -129,20 +163,56 @@ export class FitSearch {
     );
     const optimizer = build("optimizer", parts.savePoints, chunks[0] as number);
     const optimizerSeconds = optimizer.ops.reduce((sum, op) => sum + secondsOf(op), 0);
-    const resident = this.residentBytes.weights + this.residentBytes.trainable;
-    const mixes = this.options.savePoints === null ? allMixes(layers) : [this.options.savePoints];
+    const places = this.#places();
     return chunks.flatMap((lossChunkTokens) => {
       const outside = trainShares(build("train", parts.savePoints, lossChunkTokens), secondsOf);
-      const evaluation = most(withLoss, lossChunkTokens);
-      return mixes.map((savePoints): Candidate => {
-        const train = estimateMix(shares, outside, savePoints);
-        return {
-          savePoints,
-          lossChunkTokens,
-          deviceBytes: resident + Math.max(train.bytes, evaluation, rest),
-          seconds: train.seconds * step.microBatches + optimizerSeconds,
-        };
+      const others = Math.max(most(withLoss, lossChunkTokens), rest);
+      return mixes.flatMap((savePoints) => {
+        const train = estimateBytes(shares, outside.head, savePoints);
+        return places.map(({ weights, deviceBytes, hostBytes, scheduleFor }): Candidate => {
+          const { schedule, bytes } = scheduleFor(savePoints, outside.runs);
+          const seconds = estimateSeconds(shares, outside.runs, savePoints, schedule, profile);
+          return {
+            weights,
+            savePoints,
+            lossChunkTokens,
+            deviceBytes: deviceBytes + this.trainableBytes + Math.max(train, others),
+            hostBytes: hostBytes + bytes,
+            seconds: seconds * step.microBatches + optimizerSeconds,
+          };
+        });
       });
+    });
+  }
+
+  /** The places of the weights to choose from, with what they take and how they are copied. */
+  #places() {
+    const asked = this.options.weights ?? null;
+    return (asked === null ? WEIGHT_PLACES : [asked]).map((weights) => {
+      const { weights: values, type, config, dims } = modelParts({ ...this.spec, weights }, []);
+      const layers = values.stream?.layers ?? [];
+      const input = [dims.tokensPerMicroBatch, config.hiddenSize];
+      const offload = (layer: number): OffloadedInput => {
+        const make = (memory: MemoryClass) => makeValue("hidden", type, input, { memory, layer });
+        const [restored, host] = [make("activations"), make("host")];
+        return { layer, input: make("activations"), host, restored };
+      };
+      // The copies of a mix depend on its offloaded layers alone.
+      const known = new Map<string, { schedule: Schedule; bytes: number }>();
+      const scheduleFor = (points: SavePoints, runs: Parameters<typeof scheduleOf>[0]) => {
+        const offloaded = [...points.keys()].filter((layer) => isOffloaded(points, layer));
+        const key = String(offloaded);
+        const inputs = offloaded.map(offload);
+        const made = known.get(key) ?? {
+          schedule: scheduleOf(runs, values.stream, inputs),
+          bytes: bytesOfAll(inputs.map(({ host }) => host)),
+        };
+        known.set(key, made);
+        return made;
+      };
+      const onDevice = values.values.filter((value) => !layers.includes(value));
+      const deviceBytes = bytesOfAll(onDevice);
+      return { weights, deviceBytes, hostBytes: bytesOfAll(layers), scheduleFor };
     });
   }
 
@@ -154,12 +224,13 @@ export class FitSearch {
   }
 
   #refusal(budget: number): LoramemError {
-    const { plan, savePoints } = this.plan(this.smallest);
+    const { plan, savePoints, spec } = this.plan(this.smallest);
     const { weights, trainable, activations } = plan.classes;
+    const streamed = spec.weights === "stream" ? " and streamed weights" : "";
     const message =
       `plan: the run does not fit the memory budget: ${formatBytes(budget)} given, ` +
       `${formatBytes(plan.deviceBytes)} (${plan.deviceBytes} bytes) needed even with save points ` +
-      `${describePoints(savePoints)}: weights ${formatBytes(weights)}, trainable ` +
+      `${describePoints(savePoints)}${streamed}: weights ${formatBytes(weights)}, trainable ` +
       `${formatBytes(trainable)}, activations ${formatBytes(activations)}: ${this.#advice(budget)}`;
     return new LoramemError("OUT_OF_MEMORY", message, {
       requested: plan.deviceBytes,
@@ -169,12 +240,23 @@ export class FitSearch {
 
   /** What would make the run fit, by the first class that does not. */
   #advice(budget: number): string {
-    const { weights, trainable } = this.residentBytes;
-    const raise = "raise memoryBudget";
-    if (weights > budget) return `the weights alone do not fit: ${raise}, or take a smaller model`;
+    const { plan } = this.plan(this.smallest);
+    const { weights, trainable } = plan.classes;
+    const ways = ["raise memoryBudget"];
+    const sorted = this.candidates.toSorted((a, b) => a.hostBytes - b.hostBytes);
+    const lacksHost = sorted.find(({ deviceBytes }) => deviceBytes <= budget);
+    if (lacksHost !== undefined) {
+      const [needed, given] = [lacksHost.hostBytes, this.#hostBudget].map(formatBytes);
+      ways.push(`give ${needed} of host memory with hostMemoryBudget (${given} now)`);
+    }
+    if (this.options.weights === "resident" && this.#streamedBytes() <= budget)
+      ways.push(
+        'set weights to "auto" or "stream", which keeps those of the layers in host memory',
+      );
+    if (weights > budget)
+      return `the weights alone do not fit: ${[...ways, "take a smaller model"].join(", or ")}`;
     if (weights + trainable > budget)
-      return `weights and adapters alone do not fit: ${raise}, or lower the LoRA rank`;
-    const ways = [raise];
+      return `weights and adapters alone do not fit: ${[...ways, "lower the LoRA rank"].join(", or ")}`;
     const { tokensPerMicroBatch } = this.spec.dims;
     const tokens = largestTokens(this.spec, this.options, budget, tokensPerMicroBatch);
     if (tokens !== null) ways.push(`set tokensPerMicroBatch to ${tokens} or less`);
@@ -184,17 +266,60 @@ export class FitSearch {
     if (ways.length === 1) ways.push("lower the LoRA rank, promptTokens or answerTokens");
     return ways.join(", or ");
   }
+
+  /** Bytes of the leanest combination with streamed weights. */
+  #streamedBytes(): number {
+    const options = { ...this.options, weights: "stream" } as const;
+    return leanest(this.spec, options).deviceBytes;
+  }
 }
 
-/** Every mix of policies, arranged for the lowest peak. */
-function allMixes(layers: number): SavePoints[] {
+function bytesOfAll(values: readonly Value[]): number {
+  return values.reduce((sum, value) => sum + aligned(bytesOf(value)), 0);
+}
+
+/** The mixes of policies to choose from, arranged for the lowest peak. */
+function mixesOf({ config: { layers } }: RunSpec, { savePoints }: FitOptions): SavePoints[] {
+  if (savePoints !== null) return [savePoints];
   const mixes: SavePoints[] = [];
+  const stride = Math.ceil(layers / OFFLOAD_COUNTS);
   for (let keep = 0; keep <= layers; keep++) {
     for (let dropMlp = 0; keep + dropMlp <= layers; dropMlp++) {
-      mixes.push(arrange({ keep, dropMlp, checkpoint: layers - keep - dropMlp }));
+      const rest = layers - keep - dropMlp;
+      for (let offload = 0; offload <= rest; offload += stride)
+        mixes.push(arrange({ keep, dropMlp, checkpoint: rest - offload, offload }));
     }
   }
   return mixes;
+}
+
+/** The leanest combination within the host budget, or else beyond it, found without trying all of them. */
+function leanest(spec: RunSpec, options: FitOptions): Candidate {
+  const { layers } = spec.config;
+  // The smallest chunk and the leanest policies are the leanest.
+  const lossChunkTokens = options.lossChunkTokens ?? (LOSS_CHUNKS.at(-1) as number);
+  const lean = [
+    uniform("offload", layers),
+    uniform("checkpoint", layers),
+    // The last layer has nothing to compute again where it keeps everything.
+    ...(layers < 2
+      ? []
+      : [
+          arrange({ keep: 1, checkpoint: layers - 1 }),
+          arrange({ keep: 1, checkpoint: 1, offload: layers - 2 }),
+        ]),
+  ];
+  const mixes = options.savePoints === null ? lean : [options.savePoints];
+  const found = new FitSearch(spec, { ...options, lossChunkTokens }, mixes).candidates;
+  return leanestOf(found, options.hostBudget ?? Number.POSITIVE_INFINITY);
+}
+
+/** The leanest candidate within a host budget; if there is none, the leanest. */
+function leanestOf(candidates: readonly Candidate[], hostBudget: number): Candidate {
+  const allowed = candidates.filter(({ hostBytes }) => hostBytes <= hostBudget);
+  return (allowed.length > 0 ? allowed : candidates).reduce((least, one) =>
+    one.deviceBytes < least.deviceBytes ? one : least,
+  );
 }
 
 /**
@@ -209,9 +334,7 @@ export function largestTokens(
 ): number | null {
   const bytesFor = (steps: number) => {
     const dims = { ...spec.dims, tokensPerMicroBatch: steps * TOKEN_STEP };
-    // The smallest chunk is the leanest.
-    const lossChunkTokens = options.lossChunkTokens ?? (LOSS_CHUNKS.at(-1) as number);
-    return new FitSearch({ ...spec, dims }, { ...options, lossChunkTokens }).smallest.deviceBytes;
+    return leanest({ ...spec, dims }, options).deviceBytes;
   };
   let [low, high] = [1, Math.floor(limit / TOKEN_STEP)];
   let [lowBytes, highBytes] = [bytesFor(low), bytesFor(Math.max(low, high))];

@@ -9,14 +9,19 @@ import { readModelConfig } from "../nn/config.ts";
 import { linearModules, validateCheckpoint } from "../nn/config_tensors.ts";
 import { resolveLoraTargets } from "../nn/lora_config.ts";
 import type { Backend } from "../nn/programs.ts";
-import { profileOf } from "../plan/profiles.ts";
 import { importAdapters, initializeAdapters } from "./adapter_state.ts";
+import { CheckpointSetup, checkRunDir } from "./checkpoint_setup.ts";
 import { FitSearch } from "./fit_run.ts";
 import { loadWeights, storedType } from "./load_weights.ts";
+import type { OpenOptions } from "./notice.ts";
 import { budgetBytes, type ResolvedOptions, resolveOptions } from "./options.ts";
+import { profileOfDevice } from "./own_profile.ts";
+import { RunDir } from "./run_dir.ts";
+import { identify } from "./run_identity.ts";
 import {
   dimsOf,
   fitOptions,
+  hostBudgetOf,
   loraOf,
   programsOf,
   readProfile,
@@ -32,8 +37,9 @@ import type { OpenedRun } from "./trainer.ts";
 const RETRY_SHARE = 0.95;
 
 /** Opens a run; nothing stays open if it fails. */
-export async function openRun(raw: unknown): Promise<OpenedRun> {
+export async function openRun(raw: unknown, how: OpenOptions): Promise<OpenedRun> {
   const options = resolveOptions(raw);
+  checkRunDir(options);
   const config = await readModelConfig(options.model);
   await using files = await openSafetensors(options.model);
   validateCheckpoint(config, files.tensors);
@@ -46,15 +52,34 @@ export async function openRun(raw: unknown): Promise<OpenedRun> {
   const device = undo.use(
     await Device.open(options.device as "auto", { threads: options.threads }),
   );
+  const ring = undo.use(device.createFileRing());
+  await using failed = new AsyncDisposableStack();
+  if (options.runDir !== undefined) {
+    const runDir = undo.use(await RunDir.open(device, ring, options.runDir));
+    failed.defer(() => runDir.remove());
+  }
   const info = device.info();
-  const dims = dimsOf(options, config, Math.max(read.data.longest, read.evalData?.longest ?? 0));
-  const profile = await readProfile(
-    options.deviceProfile,
-    profileOf(device.kind, String(info.name ?? device.kind)),
-  );
-  const step = stepLoadOf(options, dims.tokensPerMicroBatch, read.data.documents);
   const backend: Backend = device.kind === "cpu" ? "cpu" : "cuda";
   const precision = choosePrecision(options.precision, backend);
+  const longest = Math.max(read.data.longest, read.evalData?.longest ?? 0);
+  const { tokensPerMicroBatch } = dimsOf(options, config, longest);
+  const saves = options.saveEvery !== undefined;
+  const setup =
+    saves || options.resume !== undefined
+      ? await CheckpointSetup.prepare(
+          device,
+          ring,
+          options,
+          await identify(options, config, files, targets, precision, tokensPerMicroBatch, read),
+          how.onNotice,
+        )
+      : null;
+  const planned = setup?.planned ?? options;
+  const dims = dimsOf(planned, config, longest);
+  const profile = await readProfile(options.deviceProfile, () =>
+    profileOfDevice(device.kind, String(info.name ?? device.kind)),
+  );
+  const step = stepLoadOf(options, dims.tokensPerMicroBatch, read.data.documents);
   const spec = {
     config,
     targets,
@@ -63,8 +88,15 @@ export async function openRun(raw: unknown): Promise<OpenedRun> {
     backend,
     dims,
     programs: programsOf(options),
+    snapshot: saves,
   };
-  const search = new FitSearch(spec, fitOptions(options, config, profile, step));
+  const hostBudget = hostBudgetOf(
+    planned,
+    budgetBytes(planned.hostMemoryBudget),
+    backend === "cpu",
+    Number(info.hostMemoryFree ?? info.memoryFree),
+  );
+  const search = new FitSearch(spec, fitOptions(planned, config, profile, step, hostBudget));
   const session = commitWithin(
     budgetBytes(options.memoryBudget),
     () => freeBytes(device.info()),
@@ -72,10 +104,14 @@ export async function openRun(raw: unknown): Promise<OpenedRun> {
     (run) => Session.commit(device, run, options.execution, scalerOf(options), options.algorithms),
   );
   undo.defer(() => session.dispose());
-  await loadWeights(session.executor, session.run, files);
-  await loadAdapters(session, options, adapter);
-  undo.move();
-  return { options: { ...options, precision }, lora, device, session, ...read };
+  await loadWeights(session.executor, session.run, files, ring, how);
+  const resumed = (await setup?.load(session)) ?? null;
+  if (resumed === null) await loadAdapters(session, options, adapter);
+  const checkpoints = (await setup?.start(session, resumed)) ?? null;
+  if (checkpoints !== null) undo.defer(() => checkpoints.dispose());
+  failed.move();
+  const opened = { lora, device, session, ...read, checkpoints, resumed, resources: undo.move() };
+  return { ...opened, options: { ...options, precision } };
 }
 
 /**

@@ -9,11 +9,13 @@ import type { RecordSource } from "../data/records.ts";
 import { nearMisses } from "../nn/config_near.ts";
 import { PROFILES } from "../plan/profiles.ts";
 import { SAVE_POLICIES } from "../plan/save_points.ts";
+import { WEIGHT_PLACES } from "./run_plan.ts";
 import { SCHEDULES } from "./schedule.ts";
 
 const policies = SAVE_POLICIES.join(", ");
 const anyPolicy = `(${SAVE_POLICIES.join("|")})`;
 const SAVE_POINTS = new RegExp(`^(auto|${anyPolicy}|\\d+ ${anyPolicy}( \\+ \\d+ ${anyPolicy})*)$`);
+const BYTES = /^\d+(\.\d+)?\s*([KMGT]i?B|B)?$/i;
 const count = () => z.int().min(1);
 const records = z.custom<RecordSource>(
   (value) => typeof value === "string" || (typeof value === "object" && value !== null),
@@ -86,16 +88,24 @@ export const trainSchema = z.strictObject({
     .min(1)
     .default("auto")
     .describe(
-      `rates for predicted times: auto = by the device, ${PROFILES.map(({ name }) => name).join(", ")} or a JSON file`,
+      `rates for predicted times: auto = measured by loramem doctor --calibrate, else by the device; ${PROFILES.map(({ name }) => name).join(", ")} or a JSON file`,
     ),
   memoryBudget: z
-    .union([
-      z.literal("auto"),
-      z.number().positive(),
-      z.string().regex(/^\d+(\.\d+)?\s*([KMGT]i?B|B)?$/i),
-    ])
+    .union([z.literal("auto"), z.number().positive(), z.string().regex(BYTES)])
     .default("auto")
     .describe('bytes on the device, such as 2GiB; "auto" = what is free'),
+  weights: z
+    .enum(["auto", ...WEIGHT_PLACES])
+    .default("auto")
+    .describe(
+      "where layer weights are: resident = on the device, stream = in host memory and copied layer by layer; auto = stream where the budget needs it",
+    ),
+  hostMemoryBudget: z
+    .union([z.literal("auto"), z.number().min(0), z.string().regex(BYTES)])
+    .default("auto")
+    .describe(
+      'page-locked host bytes for streamed weights and offloaded layer inputs; "auto" = nine tenths of what is free; on the CPU none unless asked for',
+    ),
   savePoints: z
     .string()
     .regex(SAVE_POINTS, `expected "auto", ${policies} or counts such as "20 keep + 12 checkpoint"`)
@@ -159,6 +169,24 @@ export const trainSchema = z.strictObject({
     .default("timed")
     .describe(
       "algorithms of matrix products on a GPU: timed before the first step, estimated, or what run.json of an earlier run says",
+    ),
+  runDir: z
+    .string()
+    .min(1)
+    .optional()
+    .describe("folder of the run, where checkpoints are; locked, as one run at a time may use it"),
+  saveEvery: count()
+    .optional()
+    .describe("write a checkpoint every so many optimizer steps, and one where the run stops"),
+  keepLast: count()
+    .default(2)
+    .describe("newest checkpoints that stay; the best by evaluation loss stays too"),
+  resume: z
+    .string()
+    .min(1)
+    .optional()
+    .describe(
+      "go on from a checkpoint: auto = the newest whole one of the run's folder, if there is any; or a file or folder",
     ),
 });
 

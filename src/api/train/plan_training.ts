@@ -18,9 +18,11 @@ import { describePoints } from "../plan/save_points.ts";
 import { type Candidate, FitSearch, largestTokens } from "./fit_run.ts";
 import { storedType } from "./load_weights.ts";
 import type { ResolvedOptions, TrainOptions } from "./options.ts";
+import { readOwnProfile } from "./own_profile.ts";
 import {
   dimsOf,
   fitOptions,
+  hostBudgetOf,
   loraOf,
   programsOf,
   type RunData,
@@ -28,7 +30,7 @@ import {
   readRunData,
   stepLoadOf,
 } from "./run_inputs.ts";
-import type { RunPlan } from "./run_plan.ts";
+import type { RunPlan, WeightPlace } from "./run_plan.ts";
 
 /**
  * Options of {@linkcode planTraining}: those of a training. `model` may be a `config.json` alone, and `data` may be left out
@@ -40,6 +42,9 @@ export type PlanOptions = Omit<TrainOptions, "data"> & Partial<Pick<TrainOptions
 export interface Alternative {
   /** The smallest budget that gets it, bytes. */
   readonly budget: number;
+  /** Page-locked host bytes of streamed weights and offloaded layer inputs. */
+  readonly hostBytes: number;
+  readonly weights: WeightPlace;
   readonly savePoints: string;
   readonly lossChunkTokens: number;
   readonly tokensPerSecond: number;
@@ -50,6 +55,7 @@ export interface Alternative {
 /** What a training would take. `String(plan)` is a report. */
 export interface TrainingPlan {
   readonly plan: Plan;
+  readonly weights: WeightPlace;
   /** Such as `"keep"` or `"20 keep + 12 checkpoint"`. */
   readonly savePoints: string;
   readonly lossChunkTokens: number;
@@ -105,7 +111,7 @@ interface ModelFiles {
 export async function planTraining(raw: PlanOptions): Promise<TrainingPlan> {
   const { budgetBytes, resolveOptions } = await import("./options.ts"); // brings in zod
   const options = resolveOptions({ data: [], ...raw });
-  const profile = await readProfile(options.deviceProfile, defaultProfile(options));
+  const profile = await readProfile(options.deviceProfile, () => defaultProfile(options));
   const { config, dtypeOf, tokenizer } = await readModelFiles(options.model);
   const lora =
     options.adapter === undefined ? loraOf(options) : (await readAdapter(options.adapter)).config;
@@ -134,9 +140,16 @@ export async function planTraining(raw: PlanOptions): Promise<TrainingPlan> {
     backend,
     dims,
     programs: programsOf(options),
+    snapshot: options.saveEvery !== undefined,
   };
   const budget = budgetBytes(options.memoryBudget) ?? profileBudget(options, profile);
-  const search = new FitSearch(spec, fitOptions(options, config, profile, step));
+  const hostBudget = hostBudgetOf(
+    options,
+    budgetBytes(options.hostMemoryBudget),
+    backend === "cpu",
+    Number.POSITIVE_INFINITY, // the host of the profile's device is not known
+  );
+  const search = new FitSearch(spec, fitOptions(options, config, profile, step, hostBudget));
   const run = search.fit(budget);
   const longestDocument = Number.isFinite(budget)
     ? largestTokens(spec, search.options, budget, config.maxPositions)
@@ -146,6 +159,7 @@ export async function planTraining(raw: PlanOptions): Promise<TrainingPlan> {
 
 class Planned implements TrainingPlan {
   readonly plan: Plan;
+  readonly weights: WeightPlace;
   readonly savePoints: string;
   readonly lossChunkTokens: number;
   readonly tokensPerMicroBatch: number;
@@ -165,6 +179,7 @@ class Planned implements TrainingPlan {
   ) {
     const { lossChunkTokens, tokensPerMicroBatch } = run.spec.dims;
     this.plan = run.plan;
+    this.weights = run.spec.weights ?? "resident";
     this.savePoints = describePoints(run.savePoints);
     this.lossChunkTokens = lossChunkTokens;
     this.tokensPerMicroBatch = tokensPerMicroBatch;
@@ -174,10 +189,14 @@ class Planned implements TrainingPlan {
     this.#search = search;
     this.#read = read;
     const { load, microBatches } = search.options.step;
-    const isChosen = ({ savePoints, lossChunkTokens: chunk }: Candidate) =>
-      chunk === lossChunkTokens && describePoints(savePoints) === this.savePoints;
+    const isChosen = ({ weights, savePoints, lossChunkTokens: chunk }: Candidate) =>
+      weights === this.weights &&
+      chunk === lossChunkTokens &&
+      describePoints(savePoints) === this.savePoints;
     this.alternatives = pick(search.frontier(), isChosen).map((candidate) => ({
       budget: candidate.deviceBytes,
+      hostBytes: candidate.hostBytes,
+      weights: candidate.weights,
       savePoints: describePoints(candidate.savePoints),
       lossChunkTokens: candidate.lossChunkTokens,
       tokensPerSecond: (load.tokens * microBatches) / candidate.seconds,
@@ -187,13 +206,14 @@ class Planned implements TrainingPlan {
 
   compared(): readonly { readonly name: string; readonly plan: Plan }[] {
     const front = this.#search.frontier();
-    const plans = [{ name: `chosen: ${this.savePoints}`, plan: this.plan }];
+    const plans = [{ name: `chosen: ${describeChoice(this)}`, plan: this.plan }];
     for (const [what, candidate] of [
       ["leanest", front[0]],
       ["fastest", front.at(-1)],
     ] as const) {
       if (candidate === undefined || candidate.deviceBytes === this.plan.deviceBytes) continue;
-      const name = `${what}: ${describePoints(candidate.savePoints)}`;
+      const savePoints = describePoints(candidate.savePoints);
+      const name = `${what}: ${describeChoice({ ...candidate, savePoints })}`;
       plans.push({ name, plan: this.#search.plan(candidate).plan });
     }
     return plans;
@@ -203,7 +223,7 @@ class Planned implements TrainingPlan {
     const { step } = this.#search.options;
     const lines = [String(this.plan)];
     lines.push(
-      `Chosen: save points ${this.savePoints}, loss chunk ${this.lossChunkTokens} tokens`,
+      `Chosen: save points ${describeChoice(this)}, loss chunk ${this.lossChunkTokens} tokens`,
       `${this.parameters} trained parameters, ${this.tokensPerMicroBatch} tokens per micro-batch`,
     );
     if (this.longestDocument !== null)
@@ -217,16 +237,28 @@ class Planned implements TrainingPlan {
           `${step.microBatches.toFixed(2)} micro-batches of ${Math.round(step.load.tokens)} tokens a step`,
       );
     }
-    lines.push("Alternatives", "        budget  loss chunk     tokens/s  save points");
-    for (const { budget, lossChunkTokens, tokensPerSecond, savePoints, chosen } of this
-      .alternatives) {
+    lines.push(
+      "Alternatives",
+      "        budget          host  loss chunk     tokens/s  save points",
+    );
+    for (const alternative of this.alternatives) {
+      const { budget, hostBytes, lossChunkTokens, tokensPerSecond, chosen } = alternative;
+      const [device, host] = [budget, hostBytes].map((bytes) => formatBytes(bytes).padStart(12));
       lines.push(
-        `  ${formatBytes(budget).padStart(12)}  ${String(lossChunkTokens).padStart(10)}  ` +
-          `${String(Math.round(tokensPerSecond)).padStart(11)}  ${savePoints}${chosen ? "  (chosen)" : ""}`,
+        `  ${device}  ${host}  ${String(lossChunkTokens).padStart(10)}  ` +
+          `${String(Math.round(tokensPerSecond)).padStart(11)}  ${describeChoice(alternative)}${chosen ? "  (chosen)" : ""}`,
       );
     }
     return lines.join("\n");
   }
+}
+
+/** Save points, and the place of the weights where it is not the device. */
+function describeChoice(choice: {
+  readonly weights: WeightPlace;
+  readonly savePoints: string;
+}): string {
+  return choice.weights === "stream" ? `${choice.savePoints}, weights streamed` : choice.savePoints;
 }
 
 /** Some of `front`, evenly over its bytes: the ends and what was chosen among them. */
@@ -242,9 +274,11 @@ function pick(
   return front.filter((candidate) => places.includes(candidate) || isChosen(candidate));
 }
 
-/** Without a profile the times are those of the device that was asked for. */
-function defaultProfile({ device }: ResolvedOptions): DeviceProfile {
-  return findProfile(device === "cpu" ? "cpu" : "h200") as DeviceProfile;
+/** Without a profile the times are those of the device that was asked for, as measured on this machine if they were. */
+async function defaultProfile({ device }: ResolvedOptions): Promise<DeviceProfile> {
+  const kind = device === "cpu" ? "cpu" : "cuda";
+  const shipped = findProfile(kind === "cpu" ? "cpu" : "h200") as DeviceProfile;
+  return (await readOwnProfile(kind, null)) ?? shipped;
 }
 
 /** Without a budget, a profile that was asked for brings the memory of its device. */

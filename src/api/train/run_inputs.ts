@@ -7,6 +7,7 @@ import { type Dataset, loadDataset } from "../data/dataset.ts";
 import { shuffledOrder } from "../data/order.ts";
 import { packDocuments } from "../data/packing.ts";
 import { loadTokenizer, type Tokenizer } from "../data/tokenizer.ts";
+import type { Load } from "../graph/cost.ts";
 import type { ProgramName } from "../graph/program.ts";
 import type { ScalerSettings } from "../kernels/scaler.ts";
 import type { ModelConfig } from "../nn/config.ts";
@@ -20,6 +21,9 @@ import type { ResolvedOptions } from "./options.ts";
 
 /** "auto" sizes are rounded up to a multiple of this many tokens. */
 const TOKEN_STEP = 64;
+
+/** Share of the free host memory that "auto" takes for weights and layer inputs. */
+const HOST_SHARE = 0.9;
 
 /** Steps whose packing is looked at to predict times; more do not change the mean. */
 const SAMPLED_STEPS = 2000;
@@ -103,29 +107,68 @@ export function programsOf(options: ResolvedOptions): ProgramName[] {
   return programs;
 }
 
-/** What may be chosen to fit the budget. */
+/** Optimizer steps of one pass over the data and of the whole run. */
+export function stepCounts(
+  { batchSize, dropLast, epochs, maxSteps }: ResolvedOptions,
+  documents: number,
+): { readonly perEpoch: number; readonly total: number } {
+  const batches = documents / batchSize;
+  const perEpoch = dropLast ? Math.floor(batches) : Math.ceil(batches);
+  const all = perEpoch * epochs;
+  return { perEpoch, total: Math.min(all, maxSteps ?? all) };
+}
+
+/**
+ * What may be chosen to fit the budget.
+ *
+ * @param hostBudget Bytes of page-locked host memory that may be taken.
+ */
 export function fitOptions(
   options: ResolvedOptions,
   config: ModelConfig,
   profile: DeviceProfile,
   step: StepLoad,
+  hostBudget: number,
 ): FitOptions {
-  const { savePoints, lossChunkTokens } = options;
+  const { savePoints, lossChunkTokens, weights } = options;
   return {
     savePoints: savePoints === "auto" ? null : parsePoints(savePoints, config.layers),
     lossChunkTokens: lossChunkTokens === "auto" ? null : lossChunkTokens,
+    weights: weights === "auto" ? null : weights,
+    hostBudget,
     profile,
     step,
   };
 }
 
 /**
+ * Bytes of page-locked host memory for weights and layer inputs.
+ *
+ * @param given As asked for; null = "auto".
+ * @param onHost Whether the run computes in host memory. Then moving data there gains nothing and is done on request only.
+ * @param free Host bytes that are free.
+ */
+export function hostBudgetOf(
+  { weights, savePoints }: ResolvedOptions,
+  given: number | null,
+  onHost: boolean,
+  free: number,
+): number {
+  if (given !== null) return given;
+  const asked = weights === "stream" || savePoints.includes("offload");
+  return onHost && !asked ? 0 : free * HOST_SHARE;
+}
+
+/**
  * The profile that `deviceProfile` names: a shipped one, or a JSON file.
  *
- * @param fallback What "auto" stands for.
+ * @param fallback Gives what "auto" stands for.
  */
-export async function readProfile(name: string, fallback: DeviceProfile): Promise<DeviceProfile> {
-  if (name === "auto") return fallback;
+export async function readProfile(
+  name: string,
+  fallback: () => Promise<DeviceProfile>,
+): Promise<DeviceProfile> {
+  if (name === "auto") return await fallback();
   const shipped = findProfile(name);
   if (shipped !== null) return shipped;
   const text = await readFile(name, "utf8").catch(() => "null");
@@ -151,22 +194,33 @@ export function stepLoadOf(
   if (documents === null || documents.length === 0) return fullLoad(tokensPerMicroBatch);
   const order = shuffledOrder(documents.length, seed, 0);
   const steps = Math.min(SAMPLED_STEPS, Math.ceil(documents.length / batchSize));
-  let [microBatches, tokens, labelled, pairs] = [0, 0, 0, 0];
+  const sum = { tokens: 0, labelled: 0, pairs: 0 };
+  let microBatches = 0;
   for (let step = 0; step < steps; step++) {
     const picked = order.subarray(step * batchSize, (step + 1) * batchSize);
     const batch = Array.from(picked, (index) => documents[index] as Document);
     microBatches += packDocuments(batch, tokensPerMicroBatch, batchSize).length;
-    for (const document of batch) {
-      const { length } = document.ids;
-      tokens += length;
-      labelled += countLabels(document);
-      pairs += (length * (length + 1)) / 2;
-    }
+    const { tokens, labelled, pairs } = loadOf(batch);
+    sum.tokens += tokens;
+    sum.labelled += labelled;
+    sum.pairs += pairs;
   }
   const load = {
-    tokens: tokens / microBatches,
-    labelled: labelled / microBatches,
-    pairs: pairs / microBatches,
+    tokens: sum.tokens / microBatches,
+    labelled: sum.labelled / microBatches,
+    pairs: sum.pairs / microBatches,
   };
   return { load, microBatches: microBatches / steps };
+}
+
+/** What documents amount to. */
+export function loadOf(documents: readonly Document[]): Load {
+  let [tokens, labelled, pairs] = [0, 0, 0];
+  for (const document of documents) {
+    const { length } = document.ids;
+    tokens += length;
+    labelled += countLabels(document);
+    pairs += (length * (length + 1)) / 2;
+  }
+  return { tokens, labelled, pairs };
 }

@@ -4,7 +4,7 @@
  */
 import { activationType, type Precision, weightType } from "../amp/precision.ts";
 import type { ProgramName } from "../graph/program.ts";
-import { type DType, makeValue, type Value } from "../graph/value.ts";
+import { type DType, type MemoryClass, makeValue, type Value } from "../graph/value.ts";
 import { type Adapters, layoutAdapters } from "../nn/adapters.ts";
 import type { ModelConfig } from "../nn/config.ts";
 import type { LoraTarget } from "../nn/lora_config.ts";
@@ -15,7 +15,7 @@ import {
   type ProgramSet,
   type StepDims,
 } from "../nn/programs.ts";
-import { type DecoderWeights, layoutWeights } from "../nn/weights.ts";
+import { type DecoderWeights, layoutWeights, streamLayers } from "../nn/weights.ts";
 import { makePlan, type Plan, type PlanInput } from "../plan/plan.ts";
 import { type SavePoints, type SavePolicy, uniform } from "../plan/save_points.ts";
 
@@ -29,7 +29,20 @@ export interface RunSpec {
   readonly backend: Backend;
   readonly dims: StepDims;
   readonly programs: readonly ProgramName[];
+  /** Default `"resident"`. */
+  readonly weights?: WeightPlace;
+  /** Whether checkpoints are written, which takes host memory for one copy of the state. Default false. */
+  readonly snapshot?: boolean;
 }
+
+/**
+ * Where the weights of the decoder layers are: all of them on the device, or in page-locked host memory, from where they
+ * come layer by layer, one ahead of the layer that computes.
+ */
+export type WeightPlace = "resident" | "stream";
+
+/** Every place of the weights, fastest first. */
+export const WEIGHT_PLACES: readonly WeightPlace[] = ["resident", "stream"];
 
 /** Page-locked host blocks. */
 export interface Staging {
@@ -44,6 +57,12 @@ export interface Staging {
   readonly transfer: Value;
 }
 
+/** A value on the device and the block on the host that it is copied to for a checkpoint. */
+export interface SnapshotValue {
+  readonly value: Value;
+  readonly copy: Value;
+}
+
 /** A planned run. */
 export interface RunPlan {
   readonly spec: RunSpec;
@@ -52,6 +71,8 @@ export interface RunPlan {
   readonly adapters: Adapters;
   readonly set: ProgramSet;
   readonly staging: Staging;
+  /** What a run must remember to go on, and its copy on the host; empty without checkpoints. */
+  readonly snapshot: readonly SnapshotValue[];
   readonly plan: Plan;
 }
 
@@ -64,7 +85,8 @@ export function modelParts(spec: RunSpec, savePoints: SavePoints): ModelParts {
   const type = activationType(spec.precision);
   const positions = Math.max(dims.tokensPerMicroBatch, dims.contextTokens);
   const dtypeOf = (tensor: string) => weightType(spec.precision, spec.dtypeOf(tensor));
-  const weights = layoutWeights(config, dtypeOf, positions);
+  const resident = layoutWeights(config, dtypeOf, positions);
+  const weights = spec.weights === "stream" ? streamLayers(resident) : resident;
   const adapters = layoutAdapters(config, spec.targets, type);
   return { config, weights, adapters, type, dims, savePoints, backend };
 }
@@ -83,15 +105,20 @@ export function planRun(
   const parts = modelParts(spec, savePoints);
   const { weights, adapters } = parts;
   const set = buildPrograms(parts, spec.programs);
-  const host = (name: string, like: Value) =>
-    makeValue(name, like.dtype, like.shape, { memory: "staging" });
+  const like = (name: string, { dtype, shape }: Value, memory: MemoryClass) =>
+    makeValue(name, dtype, shape, { memory });
+  const hostLike = (name: string, of: Value) => like(name, of, "staging");
   const staging: Staging = {
-    batches: [host("staging.batch0", set.batch.block), host("staging.batch1", set.batch.block)],
-    generation: set.generation === null ? null : host("staging.generation", set.generation.block),
+    batches: [
+      hostLike("staging.batch0", set.batch.block),
+      hostLike("staging.batch1", set.batch.block),
+    ],
+    generation:
+      set.generation === null ? null : hostLike("staging.generation", set.generation.block),
     token: makeValue("staging.token", "i32", [1], { memory: "staging" }),
-    control: host("staging.control", adapters.control),
-    scaler: adapters.scaler === null ? null : host("staging.scaler", adapters.scaler),
-    metrics: host("staging.metrics", adapters.metrics),
+    control: hostLike("staging.control", adapters.control),
+    scaler: adapters.scaler === null ? null : hostLike("staging.scaler", adapters.scaler),
+    metrics: hostLike("staging.metrics", adapters.metrics),
     transfer: makeValue("staging.transfer", "f32", [TRANSFER_BYTES / 4], { memory: "staging" }),
   };
   const blocks = [
@@ -102,11 +129,22 @@ export function planRun(
     staging.scaler,
     staging.metrics,
   ];
-  const resident = [...weights.values, ...adapters.values, ...blocks, staging.transfer];
+  const snapshot = (spec.snapshot === true ? rememberedValues(adapters) : []).map((value) => ({
+    value,
+    copy: like(`snapshot.${value.name}`, value, "host"),
+  }));
+  const copies = snapshot.map(({ copy }) => copy);
+  const host = [...blocks, staging.transfer, ...set.offloaded, ...copies];
+  const resident = [...weights.values, ...adapters.values, ...host];
   const plan = makePlan({
     programs: set.programs,
     resident: resident.filter((value) => value !== null),
     ...about,
   });
-  return { spec, savePoints, weights, adapters, set, staging, plan };
+  return { spec, savePoints, weights, adapters, set, staging, snapshot, plan };
+}
+
+/** What changes from step to step and is needed for the next one, in the order of a checkpoint. */
+export function rememberedValues({ master, m, v, state, scaler }: Adapters): Value[] {
+  return [master, m, v, state, ...(scaler === null ? [] : [scaler])];
 }

@@ -3,17 +3,13 @@
  * neither epochs nor files of data.
  */
 import { LoramemError } from "../../ffi/error.ts";
+import { activationType } from "../amp/precision.ts";
 import { packScaler } from "../amp/scaler_bytes.ts";
 import type { Document } from "../data/conversation.ts";
-import {
-  fillMicroBatch,
-  type MicroBatchBlock,
-  type PackedMicroBatch,
-  packDocuments,
-} from "../data/packing.ts";
-import type { MlpTiles } from "../graph/ops/tiled_mlp.ts";
+import { type PackedMicroBatch, packDocuments } from "../data/packing.ts";
+import type { Load } from "../graph/cost.ts";
 import type { ProgramName } from "../graph/program.ts";
-import { DTYPES, type Value } from "../graph/value.ts";
+import { DTYPES } from "../graph/value.ts";
 import { type ScalerSettings, scalerValues } from "../kernels/scaler.ts";
 import {
   packOptimizerControl,
@@ -21,9 +17,18 @@ import {
   type Schedule,
   type StepMetrics,
 } from "../kernels/step_structs.ts";
-import type { Device, Event } from "../memory/mod.ts";
+import type {
+  Device,
+  Event,
+  PerformanceMonitor,
+  PerformanceSummary,
+  StepPerformance,
+} from "../memory/mod.ts";
+import { modelFlops, peakFlops } from "../plan/model_flops.ts";
 import type { Algorithms } from "../run/choices.ts";
 import { type ExecutionMode, Executor } from "../run/executor.ts";
+import { InputEvents, InputPipeline } from "./input_pipeline.ts";
+import { loadOf } from "./run_inputs.ts";
 import type { RunPlan } from "./run_plan.ts";
 
 /** Settings of the optimizer. */
@@ -58,40 +63,56 @@ export interface StepResult {
   readonly badTensor: string | null;
 }
 
-/** One of the two page-locked blocks through which micro-batches go. */
-interface Slot {
-  readonly value: Value;
-  readonly ints: Int32Array;
-  readonly floats: Float32Array;
-  readonly block: MicroBatchBlock;
-  /** Reached when the block was copied and may be filled again. */
-  readonly copied: Event;
+/** How long a training step took on the device. */
+export interface StepTimes {
+  /** From the first kernel to the end of the update. */
+  readonly deviceSeconds: number;
+  /** Seconds of them in which the device waited for input. */
+  readonly inputWaitSeconds: number;
+  /** Share of the device's arithmetic, 0 to 1; null where the plan has no device profile. */
+  readonly modelFlopUtilization: number | null;
+}
+
+/** Documents packed into micro-batches. */
+interface PackedStep {
+  readonly documents: readonly Document[];
+  readonly batches: readonly PackedMicroBatch[];
+  readonly load: Load;
 }
 
 /** A planned run on a device. Weights and adapters must be loaded before the first step. */
 export class Session {
   readonly run: RunPlan;
   readonly executor: Executor;
-  readonly #slots: readonly Slot[];
+  readonly #input: InputPipeline;
+  readonly #monitor: PerformanceMonitor;
+  readonly #flops: (load: Load) => number;
   readonly #control: Uint8Array;
   readonly #metrics: Float64Array<ArrayBuffer>;
-  #nextSlot = 0;
+  /** The step whose first micro-batch is on its way to the device already. */
+  #ahead: PackedStep | null = null;
   /** Optimizer steps done, skipped ones included; the device counts those that were applied. */
   #steps = 0;
+  #times: StepTimes = { deviceSeconds: 0, inputWaitSeconds: 0, modelFlopUtilization: null };
   /** Settings that are on the device. */
   #settings: OptimizerSettings | null = null;
+  /** Reached when the state may change again. */
+  #held: Event | null = null;
 
   private constructor(
     run: RunPlan,
     executor: Executor,
-    copied: readonly Event[],
+    input: InputPipeline,
+    monitor: PerformanceMonitor,
     scaler: ScalerSettings,
   ) {
     this.run = run;
     this.executor = executor;
-    this.#slots = run.staging.batches.map((value, index) =>
-      this.#makeSlot(value, copied[index] as Event),
-    );
+    this.#input = input;
+    this.#monitor = monitor;
+    const train = run.plan.programs.get("train")?.program;
+    this.#flops =
+      train === undefined ? () => 0 : modelFlops(train, run.spec.dims.tokensPerMicroBatch);
     this.#control = executor.hostView(run.staging.control, Uint8Array);
     this.#metrics = executor.hostView(run.staging.metrics, Float64Array);
     executor.clear(run.adapters.control); // defined, but of no use before #useSettings
@@ -116,10 +137,15 @@ export class Session {
     algorithms: Algorithms = "estimated",
   ): Session {
     using undo = new DisposableStack();
-    const copied = run.staging.batches.map(() => undo.use(device.createEvent()));
+    const events = undo.use(new InputEvents(device));
+    const profile = run.plan.forecast?.profile;
+    const type = activationType(run.spec.precision);
+    const peak = profile === undefined ? {} : { peakFlops: peakFlops(profile, type) };
+    const monitor = undo.use(device.createPerformanceMonitor(peak));
     const executor = Executor.commit(device, run.plan, mode, algorithms);
     undo.defer(() => void executor.dispose());
-    const session = new Session(run, executor, copied, scaler);
+    const input = new InputPipeline(executor, run, events);
+    const session = new Session(run, executor, input, monitor, scaler);
     undo.move();
     return session;
   }
@@ -129,25 +155,75 @@ export class Session {
     return this.#steps;
   }
 
+  /** How long the last {@linkcode trainStep} took; all zero before it. */
+  get times(): StepTimes {
+    return this.#times;
+  }
+
+  /** All training steps so far, and the memory in use. */
+  performance(): PerformanceSummary {
+    return this.#monitor.summary();
+  }
+
+  /** Goes on after `steps` optimizer steps, whose state is on the device. */
+  resumeAfter(steps: number): void {
+    this.#steps = steps;
+  }
+
+  /** Lets the next update, but nothing before it, wait for `event` on the device: its state is being copied. */
+  holdUpdate(event: Event): void {
+    this.#held = event;
+  }
+
   /** Packs documents into micro-batches of the planned size. */
   pack(documents: readonly Document[]): PackedMicroBatch[] {
     const { tokensPerMicroBatch, documentsPerMicroBatch } = this.run.spec.dims;
     return packDocuments(documents, tokensPerMicroBatch, documentsPerMicroBatch);
   }
 
-  /** One optimizer step over `documents`; the loss is the mean over all their labelled tokens. */
+  /**
+   * One optimizer step over `documents`; the loss is the mean over all their labelled tokens.
+   *
+   * @param next Documents of the step after it, to be on the device by then.
+   */
   async trainStep(
     documents: readonly Document[],
     settings: OptimizerSettings,
+    next: readonly Document[] | null = null,
   ): Promise<StepResult> {
-    return await this.update(await this.accumulate(documents), settings);
+    const step = this.#packStep(documents);
+    const ahead = next === null ? null : this.#packStep(next);
+    const { tokens, labelled } = step.load;
+    this.#monitor.begin(this.executor.stream);
+    await this.#runStep("train", step);
+    this.#enqueueUpdate(settings);
+    this.#monitor.end(this.executor.stream, { tokens, flops: this.#flops(step.load) });
+    if (ahead !== null) {
+      await this.#input.stage(ahead.batches[0] as PackedMicroBatch, 1 / ahead.load.labelled);
+      this.#ahead = ahead;
+    }
+    const result = await this.#readResult(labelled);
+    const { seconds, modelFlopUtilization } = this.#monitor.take() as StepPerformance;
+    const inputWaitSeconds = this.#input.waited();
+    this.#times = { deviceSeconds: seconds, inputWaitSeconds, modelFlopUtilization };
+    return result;
   }
 
   /** The optimizer's part of a step: norm, clipping and update from the accumulated gradients, which are zeroed. */
   async update(labelled: number, settings: OptimizerSettings): Promise<StepResult> {
+    this.#enqueueUpdate(settings);
+    return await this.#readResult(labelled);
+  }
+
+  #enqueueUpdate(settings: OptimizerSettings): void {
     this.#useSettings(settings);
+    if (this.#held !== null) this.executor.stream.waitEvent(this.#held);
+    this.#held = null;
     this.executor.run("optimizer");
     this.#steps++;
+  }
+
+  async #readResult(labelled: number): Promise<StepResult> {
     const { lossSum, badElement, ...metrics } = await this.#readMetrics();
     const { gradNorm, learningRate, lossScale, skipped } = metrics;
     const badTensor = this.run.adapters.tensors.findLast(({ element }) => element <= badElement);
@@ -163,13 +239,16 @@ export class Session {
 
   /** Forward and backward of `documents`; gradients add up in the arena. Gives the number of labelled tokens. */
   async accumulate(documents: readonly Document[]): Promise<number> {
-    return await this.#runBatches("train", documents);
+    return await this.#runStep("train", this.#packStep(documents));
   }
 
   /** Mean loss of `documents` in nats per labelled token; with `base`, without the adapters. */
   async evaluate(documents: readonly Document[], base = false): Promise<number> {
-    const labelled = await this.#runBatches(base ? "evaluateBase" : "evaluate", documents);
-    return (await this.#readMetrics()).lossSum / labelled;
+    const step = this.#packStep(documents);
+    const labelled = await this.#runStep(base ? "evaluateBase" : "evaluate", step);
+    const { lossSum } = await this.#readMetrics();
+    this.#input.waited(); // not the next step's
+    return lossSum / labelled;
   }
 
   /** Logits [tokens, V] of one micro-batch, in the order in which `pack` laid the documents out. */
@@ -180,7 +259,8 @@ export class Session {
       const what = "logits need one micro-batch, a plan with the program and fp32 activations";
       throw new LoramemError("OVER_PLAN", `session.logits: cannot run: ${what}: plan for it`);
     }
-    await this.#enqueue(batch, 0, base ? "logitsBase" : "logits");
+    await this.stage(batch, 0);
+    this.executor.run(base ? "logitsBase" : "logits");
     const vocab = logits.shape[1] as number;
     const { transfer } = this.run.staging;
     const host = this.executor.hostView(transfer, Float32Array);
@@ -196,28 +276,33 @@ export class Session {
 
   /** Waits for the device and gives everything back. */
   async dispose(): Promise<void> {
-    for (const slot of this.#slots) slot.copied.dispose();
+    this.#input[Symbol.dispose]();
+    this.#monitor[Symbol.dispose]();
     await this.executor.dispose();
   }
 
-  async #runBatches(name: ProgramName, documents: readonly Document[]): Promise<number> {
+  #packStep(documents: readonly Document[]): PackedStep {
+    if (this.#ahead?.documents === documents) return this.#ahead;
     const batches = this.pack(documents);
-    const labelled = batches.reduce((sum, batch) => sum + batch.labelled, 0);
-    if (labelled === 0) {
-      throw new LoramemError(
-        "BAD_DATA",
-        "session: no labelled token: the documents have none: label at least one",
-      );
-    }
-    this.executor.clear(this.run.adapters.metrics);
-    for (const batch of batches) await this.#enqueue(batch, 1 / labelled, name);
-    return labelled;
+    const load = loadOf(documents);
+    if (load.labelled > 0) return { documents, batches, load };
+    throw new LoramemError(
+      "BAD_DATA",
+      "session: no labelled token: the documents have none: label at least one",
+    );
   }
 
-  /** Packs one micro-batch into the next slot and enqueues its copy and program. */
-  async #enqueue(batch: PackedMicroBatch, lossWeight: number, name: ProgramName): Promise<void> {
-    await this.stage(batch, lossWeight);
-    this.executor.run(name, this.headChunks(batch));
+  /** Runs a program over all micro-batches; each is packed and copied while the one before it is computed. */
+  async #runStep(name: ProgramName, step: PackedStep): Promise<number> {
+    this.executor.clear(this.run.adapters.metrics);
+    let ready = this.#ahead === step;
+    for (const batch of step.batches) {
+      if (ready) this.#take();
+      else await this.stage(batch, 1 / step.load.labelled);
+      ready = false;
+      this.executor.run(name, this.headChunks(batch));
+    }
+    return step.load.labelled;
   }
 
   /** Chunks of labelled rows that a micro-batch needs. */
@@ -226,22 +311,15 @@ export class Session {
     return Math.ceil(batch.labelled / Math.min(lossChunkTokens, tokensPerMicroBatch));
   }
 
-  /** Packs one micro-batch into the next slot and enqueues its copy; the program that reads it comes next. */
+  /** Packs one micro-batch and enqueues its way to the programs; the one that reads it comes next. */
   async stage(batch: PackedMicroBatch, lossWeight: number): Promise<void> {
-    const slot = this.#slots[this.#nextSlot] as Slot;
-    this.#nextSlot = (this.#nextSlot + 1) % this.#slots.length;
-    await slot.copied.done();
-    fillMicroBatch(batch, slot.block);
-    slot.ints[0] = batch.tokens;
-    slot.ints[1] = batch.documents.length;
-    slot.ints[2] = batch.labelled;
-    slot.floats[3] = lossWeight;
-    this.run.set.batch.mlpTiles?.live.forEach(({ view }, index) => {
-      const { rows } = this.run.set.batch.mlpTiles as MlpTiles;
-      slot.ints[view?.elements ?? 0] = Math.max(0, Math.min(rows, batch.tokens - index * rows));
-    });
-    this.executor.upload(this.run.set.batch.block, slot.value);
-    this.executor.stream.record(slot.copied);
+    await this.#input.stage(batch, lossWeight);
+    this.#take();
+  }
+
+  #take(): void {
+    this.#input.take();
+    this.#ahead = null; // taken, or what was staged since took its place
   }
 
   async #readMetrics(): Promise<StepMetrics> {
@@ -257,27 +335,5 @@ export class Session {
     this.#control.set(packOptimizerControl({ ...others, eps, maxNorm }));
     this.executor.upload(this.run.adapters.control, this.run.staging.control);
     this.#settings = settings;
-  }
-
-  #makeSlot(value: Value, copied: Event): Slot {
-    const { batch } = this.run.set;
-    const ints = this.executor.hostView(value, Int32Array);
-    const window = (of: Value) => {
-      const start = of.view?.elements ?? 0;
-      return ints.subarray(start, start + (of.shape[0] as number));
-    };
-    return {
-      value,
-      ints,
-      floats: this.executor.hostView(value, Float32Array),
-      block: {
-        ids: window(batch.ids),
-        positions: window(batch.positions),
-        cuSeqlens: window(batch.cuSeqlens),
-        labelRows: window(batch.labelRows),
-        labelIds: window(batch.labelIds),
-      },
-      copied,
-    };
   }
 }

@@ -7,14 +7,19 @@ import { shuffledOrder } from "../data/order.ts";
 import type { Tokenizer } from "../data/tokenizer.ts";
 import { generateTokens } from "../generate/generate.ts";
 import { writeAdapter } from "../io/adapter.ts";
-import type { Device } from "../memory/mod.ts";
+import type { Device, PerformanceSummary } from "../memory/mod.ts";
 import { linearModules } from "../nn/config_tensors.ts";
 import { compressTargets, type LoraConfig } from "../nn/lora_config.ts";
 import type { Plan } from "../plan/plan.ts";
 import { describePoints } from "../plan/save_points.ts";
 import { exportAdapters } from "./adapter_state.ts";
 import { checkStep } from "./check_step.ts";
+import type { CheckpointState } from "./checkpoint_state.ts";
+import type { Checkpoints, Position } from "./checkpoints.ts";
+import type { OpenOptions } from "./notice.ts";
 import type { ResolvedOptions, TrainOptions } from "./options.ts";
+import { stepCounts } from "./run_inputs.ts";
+import type { WeightPlace } from "./run_plan.ts";
 import type { OptimizerSettings, Session } from "./session.ts";
 
 /** What one optimizer step did. */
@@ -41,6 +46,15 @@ export interface StepInfo {
   /** Wall-clock seconds of the step. */
   readonly seconds: number;
   readonly tokensPerSecond: number;
+  /** Seconds on the device, from the first kernel to the end of the update. */
+  readonly deviceSeconds: number;
+  /** Seconds of them in which the device waited for input. */
+  readonly inputWaitSeconds: number;
+  /**
+   * Model FLOP utilisation: arithmetic of the step, recomputation left out, over device seconds and the peak rate of the
+   * device's profile (`peak`, or `matrix` where it has none). 0 to 1.
+   */
+  readonly modelFlopUtilization: number | null;
 }
 
 /** Everything that `open` puts together. */
@@ -53,6 +67,21 @@ export interface OpenedRun {
   readonly template: ChatTemplate;
   readonly data: Dataset;
   readonly evalData: Dataset | null;
+  /** Null where none are written. */
+  readonly checkpoints: Checkpoints | null;
+  /** Where the run goes on; null = at its beginning. */
+  readonly resumed: CheckpointState | null;
+  /** Everything that has to be given back. */
+  readonly resources: AsyncDisposable;
+}
+
+/** The documents of a step to come. */
+interface QueuedBatch {
+  /** Counted from 1. */
+  readonly epoch: number;
+  /** Its place in the epoch, from 0. */
+  readonly batch: number;
+  readonly documents: readonly Document[];
 }
 
 /**
@@ -74,27 +103,33 @@ export interface OpenedRun {
  */
 export class LoraTrainer {
   readonly #run: OpenedRun;
-  readonly #batches: { epoch: number; documents: readonly Document[] }[] = [];
+  readonly #batches: QueuedBatch[] = [];
   #settings: OptimizerSettings | null = null;
-  #epoch = 0;
+  /** Passes over the data that are queued or done. */
+  #epoch: number;
+  /** Batches of the next pass that are done already. */
+  #done: number;
   #busy = false;
   #disposed = false;
 
   private constructor(run: OpenedRun) {
     this.#run = run;
+    this.#epoch = run.resumed?.epoch ?? 0;
+    this.#done = run.resumed?.batch ?? 0;
   }
 
   /**
    * Reads model and data, plans and reserves the memory, loads the weights.
    *
    * @param options Everything but `model` and `data` has a default.
+   * @param how Follows the load of the weights and stops it; hears what happens to checkpoints.
    * @returns A trainer to be disposed with `await using`.
    * @throws {LoramemError} BAD_ARGUMENT, BAD_CONFIG, BAD_DATA, BAD_FILE, UNSUPPORTED naming what to mend; OUT_OF_MEMORY
-   * if the plan does not fit the budget, naming the one that would work. Nothing stays reserved.
+   * if the plan does not fit the budget, naming the one that would work; CANCELLED. Nothing stays reserved.
    */
-  static async open(options: TrainOptions): Promise<LoraTrainer> {
+  static async open(options: TrainOptions, how: OpenOptions = {}): Promise<LoraTrainer> {
     const { openRun } = await import("./open_run.ts"); // brings in zod
-    return new LoraTrainer(await openRun(options));
+    return new LoraTrainer(await openRun(options, how));
   }
 
   /** The memory plan. `String(plan)` is a table. */
@@ -122,6 +157,11 @@ export class LoraTrainer {
     return this.#run.session.executor.algorithms;
   }
 
+  /** Where the weights of the layers are. */
+  get weights(): WeightPlace {
+    return this.#run.session.run.spec.weights ?? "resident";
+  }
+
   /** Tokens that are computed at once. */
   get tokensPerMicroBatch(): number {
     return this.#run.session.run.spec.dims.tokensPerMicroBatch;
@@ -132,17 +172,19 @@ export class LoraTrainer {
     return this.#run.session.run.adapters.parameters;
   }
 
+  /** The training steps of this trainer together, timed on the device, and the memory in use now. Asks the driver. */
+  performance(): PerformanceSummary {
+    return this.#run.session.performance();
+  }
+
   /** Optimizer steps in one pass over the data. */
   get stepsPerEpoch(): number {
-    const { batchSize, dropLast } = this.options;
-    const batches = this.#run.data.documents.length / batchSize;
-    return dropLast ? Math.floor(batches) : Math.ceil(batches);
+    return stepCounts(this.options, this.#run.data.documents.length).perEpoch;
   }
 
   /** Optimizer steps of the whole run. */
   get totalSteps(): number {
-    const all = this.stepsPerEpoch * this.options.epochs;
-    return Math.min(all, this.options.maxSteps ?? all);
+    return stepCounts(this.options, this.#run.data.documents.length).total;
   }
 
   /** Optimizer steps done, skipped ones included. */
@@ -153,6 +195,10 @@ export class LoraTrainer {
   /**
    * Trains, one optimizer step per iteration. Leaving the loop stops at a step boundary; the next call goes on there.
    *
+   * With `saveEvery`, the checkpoint of a step is begun when the loop asks for the next one, so it knows of an evaluation in
+   * between, and is written while training goes on. At the end, and where `signal` stops, one is written and awaited; after
+   * a `break`, {@linkcode LoraTrainer.checkpoint} does that.
+   *
    * @param options `signal` stops after the current step.
    * @returns What each step did.
    * @throws {LoramemError} DEVICE if the loss is not finite, or the gradient where no lower loss scale can help; the adapters
@@ -161,9 +207,16 @@ export class LoraTrainer {
   async *steps(
     options: { readonly signal?: AbortSignal } = {},
   ): AsyncGenerator<StepInfo, void, void> {
-    while (this.stepsDone < this.totalSteps && !options.signal?.aborted) {
+    const { checkpoints } = this.#run;
+    for (;;) {
+      const stops = this.stepsDone >= this.totalSteps || options.signal?.aborted === true;
+      if (checkpoints?.due(this.stepsDone, stops)) {
+        await this.#exclusive("steps", () => checkpoints.save(this.#position()));
+      }
+      if (stops) break;
       yield await this.#exclusive("steps", () => this.#step());
     }
+    await checkpoints?.settled();
   }
 
   /**
@@ -172,12 +225,14 @@ export class LoraTrainer {
    * @throws {LoramemError} BAD_ARGUMENT if the run has no evaluation data.
    */
   async evaluate(): Promise<number> {
-    const { evalData, session } = this.#run;
+    const { evalData, session, checkpoints } = this.#run;
     if (evalData === null) {
       const message = "evaluate: the run has no evaluation data: give evalData when opening it";
       throw new LoramemError("BAD_ARGUMENT", message, { name: "evalData" });
     }
-    return await this.#exclusive("evaluate", () => session.evaluate(evalData.documents));
+    const loss = await this.#exclusive("evaluate", () => session.evaluate(evalData.documents));
+    checkpoints?.evaluated(this.stepsDone, loss);
+    return loss;
   }
 
   /**
@@ -259,30 +314,70 @@ export class LoraTrainer {
     });
   }
 
-  /** Waits for the device and gives everything back; twice is fine. */
+  /**
+   * Writes a checkpoint of the run as it is now, and waits until it is on the disk.
+   *
+   * @example Usage
+   * ```ts
+   * import { LoraTrainer } from "./mod.ts";
+   * const demo = { model: "examples/demo/model", data: "examples/demo/valid.jsonl", maxSteps: 2 };
+   * const options = { ...demo, runDir: "out/example-run", saveEvery: 100, resume: "auto" };
+   * {
+   *   await using trainer = await LoraTrainer.open(options);
+   *   for await (const { step } of trainer.steps()) if (step === 1) break;
+   *   await trainer.checkpoint();
+   * }
+   * await using trainer = await LoraTrainer.open(options);
+   * console.log(trainer.stepsDone); // 1
+   * ```
+   *
+   * @throws {LoramemError} BAD_ARGUMENT where the run was opened without `saveEvery`; IO if it cannot be written, and earlier
+   * ones are intact.
+   */
+  async checkpoint(): Promise<void> {
+    const { checkpoints } = this.#run;
+    if (checkpoints === null) {
+      const message =
+        "checkpoint: the run has no memory planned for it: open it with runDir and saveEvery";
+      throw new LoramemError("BAD_ARGUMENT", message, { name: "saveEvery" });
+    }
+    const refused = await this.#exclusive("checkpoint", async () => {
+      await checkpoints.save(this.#position());
+      return await checkpoints.settled();
+    });
+    if (refused !== null) throw refused;
+  }
+
+  /** Waits for the device and for a checkpoint under way, and gives everything back; twice is fine. */
   async [Symbol.asyncDispose](): Promise<void> {
     if (this.#disposed) return;
     this.#disposed = true;
-    await this.#run.session.dispose();
-    await this.#run.device[Symbol.asyncDispose]();
+    await this.#run.resources[Symbol.asyncDispose]();
   }
 
   async #step(): Promise<StepInfo> {
     const { options, session } = this.#run;
-    if (this.#batches.length === 0) this.#queueEpoch();
-    const { epoch, documents } = this.#batches.shift() as {
-      epoch: number;
-      documents: readonly Document[];
-    };
+    while (this.#batches.length < 2) this.#queueEpoch();
+    const { epoch, documents } = this.#batches.shift() as QueuedBatch;
     this.#settings ??= { ...options, totalSteps: this.totalSteps };
     const started = performance.now();
-    const result = await session.trainStep(documents, this.#settings);
+    const next = session.steps + 1 < this.totalSteps ? this.#batches[0]?.documents : null;
+    const result = await session.trainStep(documents, this.#settings, next);
     const seconds = (performance.now() - started) / 1000;
     checkStep(session.steps, result, options);
     const tokens = documents.reduce((sum, document) => sum + document.ids.length, 0);
     const tokensPerSecond = tokens / seconds;
     const { badTensor: _, ...measured } = result;
-    return { step: session.steps, epoch, ...measured, tokens, seconds, tokensPerSecond };
+    const speed = { tokens, seconds, tokensPerSecond, ...session.times };
+    return { step: session.steps, epoch, ...measured, ...speed };
+  }
+
+  /** Where the next step stands in the order of the data. */
+  #position(): Position {
+    const [next] = this.#batches;
+    const step = this.stepsDone;
+    if (next === undefined) return { step, epoch: this.#epoch, batch: this.#done };
+    return { step, epoch: next.epoch - 1, batch: next.batch };
   }
 
   /** Cuts the next epoch into batches. */
@@ -291,13 +386,15 @@ export class LoraTrainer {
     const { documents } = data;
     const order = shuffledOrder(documents.length, options.seed, this.#epoch);
     this.#epoch++;
-    for (let batch = 0; batch < this.stepsPerEpoch; batch++) {
+    for (let batch = this.#done; batch < this.stepsPerEpoch; batch++) {
       const picked = order.subarray(batch * options.batchSize, (batch + 1) * options.batchSize);
       this.#batches.push({
         epoch: this.#epoch,
+        batch,
         documents: Array.from(picked, (index) => documents[index] as Document),
       });
     }
+    this.#done = 0;
   }
 
   /** One thing at a time: they share the device's activations. */

@@ -1,0 +1,184 @@
+/** Sessions over random weights at real model shapes, for measuring without a checkpoint. */
+import type { Document } from "../src/api/data/conversation.ts";
+import { shuffledOrder } from "../src/api/data/order.ts";
+import type { Load } from "../src/api/graph/cost.ts";
+import { DTYPES } from "../src/api/graph/value.ts";
+import { Device, type DeviceBuffer } from "../src/api/memory/mod.ts";
+import { ropeTable } from "../src/api/nn/rope.ts";
+import type { Algorithms } from "../src/api/run/choices.ts";
+import { initializeAdapters } from "../src/api/train/adapter_state.ts";
+import { uploadFloats } from "../src/api/train/load_weights.ts";
+import { type RunPlan, TRANSFER_BYTES } from "../src/api/train/run_plan.ts";
+import { Session } from "../src/api/train/session.ts";
+import { SETTINGS } from "./demo_session.ts";
+
+/** Bytes of ones at the end of the transfer block, for norms. */
+const ONES = 1 << 16;
+
+/**
+ * Fills every tensor with bf16 numbers of about 0.02, each from its own place in one random block, and norms with ones: the
+ * same wherever the weights are.
+ */
+export async function randomWeights({ executor, run }: Session): Promise<void> {
+  const { transfer } = run.staging;
+  const block = executor.hostView(transfer, Uint16Array);
+  const random = (TRANSFER_BYTES - ONES) / 2;
+  let state = 1;
+  for (let at = 0; at < random; at++) {
+    state = (Math.imul(state, 1664525) + 1013904223) >>> 0;
+    // Sign and mantissa at random, exponent of numbers between 2^-7 and 2^-5.
+    block[at] = ((state >>> 16) & 0x807f) | ((120 + ((state >>> 8) & 1)) << 7);
+  }
+  block.fill(0x3f80, random);
+  run.weights.sources.forEach(({ tensor, value, element, elements }, index) => {
+    const size = DTYPES[value.dtype].bytes;
+    const isNorm = tensor.includes("norm");
+    const start = isNorm ? 2 * random : (index * 1_000_448) % random;
+    const most = isNorm ? ONES : random;
+    for (let at = 0; at < elements * size; at += most) {
+      const bytes = Math.min(most, elements * size - at);
+      executor.upload(value, transfer, bytes, element * size + at, start);
+    }
+  });
+  await executor.stream.done();
+  const { cos, sin } = run.weights;
+  const table = ropeTable(run.spec.config.rope, run.spec.config.headDim, cos.shape[0] as number);
+  await uploadFloats(executor, transfer, cos, 0, table.cos);
+  await uploadFloats(executor, transfer, sin, 0, table.sin);
+}
+
+/** `count` documents of `tokens` random tokens, all but the first labelled. */
+export function randomDocuments(vocabSize: number, count: number, tokens: number): Document[] {
+  return Array.from({ length: count }, (_, index): Document => {
+    const ids = new Int32Array(tokens);
+    // A permutation of the vocabulary, again and again where the document is longer.
+    const order = shuffledOrder(vocabSize, 1, index);
+    for (let at = 0; at < tokens; at += vocabSize) {
+      ids.set(order.subarray(0, Math.min(vocabSize, tokens - at)), at);
+    }
+    return { ids, labelled: new Uint8Array(tokens).fill(1).fill(0, 0, 1), where: "random" };
+  });
+}
+
+/** What a micro-batch of such documents holds. */
+export function randomLoad(count: number, tokens: number): Load {
+  return {
+    tokens: count * tokens,
+    labelled: count * (tokens - 1),
+    pairs: (count * tokens * (tokens + 1)) / 2,
+  };
+}
+
+/** How a plan is measured. */
+export interface Measuring {
+  /** `"cuda:0"`, or `"cpu"` to try the mechanics. */
+  readonly device: "cpu" | `cuda:${number}`;
+  /** Steps before those that are measured. */
+  readonly warm: number;
+  readonly steps: number;
+  /**
+   * Bytes that the run may take on the device; the rest is taken by a buffer meanwhile, so that a byte too many could not
+   * be had. null = everything.
+   */
+  readonly limit?: number | null;
+  /** Of matrix products; default `"timed"`, as in a run. */
+  readonly algorithms?: Algorithms;
+}
+
+/** What was measured. */
+export interface Measured {
+  readonly planBytes: number;
+  /** What the driver says that the run took, after `commit` and after the last step; null on the CPU. */
+  readonly driverCommit: number | null;
+  readonly driverEnd: number | null;
+  /** Between the first and the last step. */
+  readonly driverMoved: number | null;
+  /** Median of the measured steps. */
+  readonly seconds: number;
+  readonly tokensPerSecond: number;
+  /** Median of the steps on the device, by events. */
+  readonly deviceSeconds: number;
+  /** Most seconds that the device waited for input in a measured step. */
+  readonly inputWaitSeconds: number;
+  /** Of all steps together; null without a device profile. */
+  readonly modelFlopUtilization: number | null;
+  readonly loss: number;
+}
+
+/** What the driver may take beside the plan: graphs, rounding, and the workspace of the stream that computes. */
+const MARGIN = 96 << 20;
+
+/** Commits a plan, fills it with random weights and trains on `documents`. */
+export async function measureRun(
+  run: RunPlan,
+  documents: readonly Document[],
+  { device: kind, warm, steps, limit = null, algorithms = "timed" }: Measuring,
+): Promise<Measured> {
+  await using device = await Device.open(kind);
+  const info = device.info();
+  const onGpu = kind !== "cpu";
+  const free = () => Number(device.info().memoryFree);
+  using _rest =
+    limit === null || !onGpu ? null : takeRest(device, limit, Number(info.streamWorkspace));
+  const before = free();
+  const session = Session.commit(device, run, "graph", {}, algorithms);
+  try {
+    const driverCommit = before - free();
+    await randomWeights(session);
+    await initializeAdapters(session.executor, run, 0);
+    const seconds: number[] = [];
+    const onDevice: number[] = [];
+    const waits: number[] = [];
+    const driver: number[] = [];
+    let loss = Number.NaN;
+    for (let step = 0; step < warm + steps; step++) {
+      const start = performance.now();
+      ({ loss } = await session.trainStep(documents, SETTINGS, documents));
+      if (step >= warm) {
+        seconds.push((performance.now() - start) / 1000);
+        onDevice.push(session.times.deviceSeconds);
+        waits.push(session.times.inputWaitSeconds);
+      }
+      driver.push(before - free());
+    }
+    const middle = (values: number[]) => values.toSorted((a, b) => a - b)[steps >> 1] as number;
+    const median = middle(seconds);
+    const tokens = documents.reduce((sum, { ids }) => sum + ids.length, 0);
+    const on = (bytes: number) => (onGpu ? bytes : null);
+    return {
+      planBytes: run.plan.deviceBytes,
+      driverCommit: on(driverCommit),
+      driverEnd: on(driver.at(-1) as number),
+      driverMoved: on(Math.max(...driver) - Math.min(...driver)),
+      seconds: median,
+      tokensPerSecond: tokens / median,
+      deviceSeconds: middle(onDevice),
+      inputWaitSeconds: Math.max(...waits),
+      modelFlopUtilization: session.performance().modelFlopUtilization,
+      loss,
+    };
+  } finally {
+    await session.dispose();
+  }
+}
+
+/** Takes what is free beyond `limit` bytes and the margin. */
+function takeRest(device: Device, limit: number, workspace: number): DeviceBuffer | null {
+  const rest = Number(device.info().memoryFree) - limit - MARGIN - (workspace || 0);
+  return rest > 0 ? device.createBuffer(rest, { label: "not for the run" }) : null;
+}
+
+/** GiB with two digits; a dash for what was not measured. */
+export function gib(bytes: number | null): string {
+  return bytes === null ? "-" : (bytes / 2 ** 30).toFixed(2);
+}
+
+/** A table of right-aligned columns. */
+export function printTable(head: readonly string[], rows: readonly (readonly string[])[]): void {
+  const widths = head.map((name, at) =>
+    Math.max(name.length, ...rows.map((row) => (row[at] as string).length)),
+  );
+  for (const row of [head, ...rows]) {
+    console.log(row.map((cell, at) => cell.padStart(widths[at] as number)).join("  "));
+  }
+}
