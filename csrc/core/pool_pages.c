@@ -232,4 +232,5 @@ void lm_pool_shrink(lm_pool *pool) {
   if (find_pages(pool, LM_NOBODY, UINT64_MAX, &leavers) == 0) return;
   let_go(pool, &leavers, NULL);
   pool->stats.reserved -= leavers.bytes;
+  pool->moved = 0; /* what comes next may be of another kind */
 }
