@@ -61,13 +61,21 @@ static void ask_cache(lm_file *file) {
   if (!file->tells_cached && file->mode == LM_FILE_READ) atomic_store(&file->direct, false);
 }
 
-/* Gives the new file its size. Where the file system cannot reserve, the size alone is set. */
+/* Gives the new file its size, or fails before it has taken the last room from others, which fallocate alone would do until it
+ * fails. Where the file system cannot reserve, the size alone is set. */
 static bool preallocate(lm_file_request *request, lm_file *file) {
   const lm_file_calls *calls = file->ring->calls;
-  const char *call = "fallocate";
-  int32_t failed;
-  do failed = calls->fallocate(calls->owner, file->fd, request->argument);
-  while (failed == -EINTR);
+  const char *call = "statvfs";
+  uint64_t room = 0;
+  int32_t failed = calls->statvfs(calls->owner, file->path, &room);
+  if (!failed) {
+    call = "fallocate";
+    if (room < request->argument) failed = -ENOSPC;
+  }
+  if (!failed) {
+    do failed = calls->fallocate(calls->owner, file->fd, request->argument);
+    while (failed == -EINTR);
+  }
   if (failed == -EOPNOTSUPP) {
     call = "ftruncate";
     do failed = calls->ftruncate(calls->owner, file->fd, request->argument);

@@ -29,6 +29,7 @@ typedef struct lm_piece {
   uint64_t from, to;
   int32_t extent;
   uint64_t skip;
+  bool spoilt; /* not all of its slot was filled */
 } lm_piece;
 
 struct lm_slot {
@@ -150,7 +151,7 @@ lm_file_request *lm_request_new(lm_file_ring *ring, lm_file *file, int32_t kind,
                                 lm_done_fn fn, uint64_t tag, const char *op);
 /* lm_request_abandon: it is not accepted after all; nobody else has seen it. */
 void lm_request_abandon(lm_file_request *request);
-/* lm_request_fail: keep the first failure of a request.
+/* lm_request_fail: keep the first failure of a request, of several in the file the one that lies first.
  *   error   errno, 0 = none
  *   offset  in the file */
 void lm_request_fail(lm_file_request *request, int32_t status, int32_t error, uint64_t offset, const char *format, ...)

@@ -138,6 +138,30 @@ for (const kind of KINDS) {
     }));
 }
 
+test("loadTensors() fills page-locked memory as well, at any place", () =>
+  withScratch(async (dir) => {
+    await using device = await Device.open("cpu", { threads: 1 });
+    await using ring = device.createFileRing(SMALL);
+    const path = join(dir, "x.safetensors");
+    const raw = fileOf([70_000, 11, 200_000], 300);
+    await writeFile(path, raw);
+    await using file = await openSafetensors(path);
+    using memory = device.createPinnedBuffer(400_000);
+    for (const first of [300, 301, 4096]) {
+      memory.view(Uint8Array).fill(0);
+      let offset = first;
+      const targets = [...file.tensors.values()].map((entry) => {
+        offset += entry.bytes;
+        return { entry, memory, offset: offset - entry.bytes };
+      });
+      await loadTensors(ring, targets);
+      const found = memory.view(Uint8Array);
+      checkSlots(found, raw, targets);
+      assert.ok(found.subarray(0, first).every((byte) => byte === 0)); // mutant: whole blocks are read into place
+      assert.ok(found.subarray(offset).every((byte) => byte === 0));
+    }
+  }));
+
 test("loadTensors() reads shards one after the other, each from its first byte to its last", () =>
   withScratch(async (dir) => {
     await using device = await Device.open("cpu", { threads: 1 });

@@ -120,14 +120,17 @@ export class Executor {
     return executor;
   }
 
-  /** Waits for the device and gives everything back. */
+  /** Waits for the device and gives everything back; rejects with a failure that nobody was told of yet. */
   async dispose(): Promise<void> {
     this.#disposeGraphs();
     const { copies, arenas } = this.#reserved;
-    await copies?.dispose();
-    await this.copyStream[Symbol.asyncDispose]();
-    await this.stream[Symbol.asyncDispose]();
-    for (const arena of arenas.values()) arena.dispose();
+    // What fails in a copy fails what waits for it in the stream of the ops, which reports it, or else was not needed.
+    await Promise.allSettled([copies?.dispose(), this.copyStream.dispose()]);
+    try {
+      await this.stream.dispose();
+    } finally {
+      for (const arena of arenas.values()) arena.dispose();
+    }
   }
 
   /** Memory of a value and where it starts inside it. */
