@@ -1,19 +1,26 @@
 /**
- * Plans against runs on a GPU: Llama-3.1-8B within 24, 20 and 18 GiB (and the refusals at 16 and 8), and every rung of the
- * ladder at three shapes. Beside each other: planned bytes and the driver's, predicted and measured step time. During the
+ * Plans against runs on a GPU: Llama-3.1-8B within 24, 20 and 18 GiB, the refusals at 16 and 8, those two with host memory
+ * for weights and layer inputs, and every rung of the ladder at three shapes. Beside each other: planned bytes and the driver's, predicted and measured step time. During the
  * run of a budget the rest of the device's memory is taken, so that one byte too many could not be had.
  *
- *     bun bench/budget_runs.ts [--part budgets|rungs|all] [--steps 7] [--device auto] [--out result.json]
+ *     bun bench/budget_runs.ts [--part budgets|host|rungs|all] [--steps 7] [--device auto] [--out result.json]
  *
  * `--device cpu` runs a small model, to try the mechanics.
  */
 import { parseArgs } from "node:util";
 import type { ProgramName } from "../src/api/graph/program.ts";
-import { describePoints, SAVE_POLICIES, uniform } from "../src/api/plan/save_points.ts";
+import { describePoints, SAVE_POLICIES } from "../src/api/plan/save_points.ts";
 import type { FitSearch } from "../src/api/train/fit_run.ts";
-import type { RunPlan } from "../src/api/train/run_plan.ts";
-import { benchDevice, type Shape, searchShape, shapeDocuments, shapesOf } from "./gpu_shapes.ts";
-import { gib, type Measured, measureRun, printTable } from "./random_session.ts";
+import { planRun, type RunPlan } from "../src/api/train/run_plan.ts";
+import {
+  benchDevice,
+  type Shape,
+  searchShape,
+  shapeDocuments,
+  shapeSpec,
+  shapesOf,
+} from "./gpu_shapes.ts";
+import { gib, type Measured, measureRun, printTable, randomLoad } from "./random_session.ts";
 import { writeResult } from "./results.ts";
 
 const { values: flags } = parseArgs({
@@ -27,6 +34,8 @@ const { values: flags } = parseArgs({
 const { device, profile } = await benchDevice(flags.device);
 const steps = Number(flags.steps);
 const GIB = 2 ** 30;
+/** Page-locked host memory that the plans of part "host" may take. */
+const HOST = 64 * GIB;
 const EVERYTHING: readonly ProgramName[] = ["train", "optimizer", "evaluate", "prefill", "decode"];
 
 interface Row extends Measured {
@@ -35,6 +44,9 @@ interface Row extends Measured {
   /** What was asked for: a budget, or one policy for all layers. */
   readonly asked: string;
   readonly savePoints: string;
+  readonly weights: string;
+  /** Page-locked host memory of weights and layer inputs. */
+  readonly hostBytes: number;
   readonly lossChunkTokens: number;
   readonly predictedSeconds: number;
   readonly budgetBytes: number | null;
@@ -54,6 +66,8 @@ async function measure(
     batch: `${count} x ${tokens}`,
     asked,
     savePoints: describePoints(run.savePoints),
+    weights: run.spec.weights ?? "resident",
+    hostBytes: run.plan.classes.host,
     lossChunkTokens: run.spec.dims.lossChunkTokens,
     predictedSeconds: run.plan.forecast?.seconds ?? Number.NaN,
     budgetBytes: budget,
@@ -61,18 +75,20 @@ async function measure(
   };
 }
 
-/** Runs the largest shape within its budgets; gives what was refused. */
-async function runBudgets(rows: Row[]): Promise<string[]> {
+/** Runs the largest shape within budgets, with weights and layer inputs on the device or also in host memory. */
+async function runBudgets(
+  rows: Row[],
+  budgets: readonly number[],
+  hostBudget: number,
+): Promise<string[]> {
   const shape = shapesOf(device).at(-1) as Shape;
-  const search = searchShape(shape, device, profile, EVERYTHING);
+  const search = searchShape(shape, device, profile, { programs: EVERYTHING, hostBudget });
   const refusals: string[] = [];
-  const leanest = search.smallest.deviceBytes / GIB;
-  for (const budget of device === "cpu"
-    ? [leanest * 2, leanest, leanest / 2]
-    : [24, 20, 18, 16, 8]) {
-    const run = fitOrRefuse(search, budget * GIB, refusals);
-    if (run !== null)
-      rows.push(await measure(shape, `${budget.toFixed(2)} GiB`, run, budget * GIB));
+  for (const budget of budgets) {
+    const run = fitOrRefuse(search, budget, refusals);
+    if (run === null) continue;
+    const asked = `${(budget / GIB).toFixed(2)} GiB${hostBudget > 0 ? " + host" : ""}`;
+    rows.push(await measure(shape, asked, run, budget));
   }
   return refusals;
 }
@@ -88,12 +104,13 @@ function fitOrRefuse(search: FitSearch, budget: number, refusals: string[]): Run
 
 async function runRungs(rows: Row[]): Promise<void> {
   for (const shape of shapesOf(device)) {
-    const search = searchShape(shape, device, profile);
+    const [, count, tokens] = shape;
+    const spec = shapeSpec(shape, device);
+    const step = { load: randomLoad(count, tokens), microBatches: 1 };
     for (const policy of SAVE_POLICIES) {
-      const savePoints = uniform(policy, search.spec.config.layers);
-      const lossChunkTokens = Math.min(1024, search.spec.dims.tokensPerMicroBatch);
-      const choice = { weights: "resident", savePoints, lossChunkTokens } as const;
-      const run = search.plan({ ...choice, deviceBytes: 0, hostBytes: 0, seconds: 0 });
+      const lossChunkTokens = Math.min(1024, spec.dims.tokensPerMicroBatch);
+      const dims = { ...spec.dims, lossChunkTokens };
+      const run = planRun({ ...spec, dims }, policy, { timing: { profile, step } });
       rows.push(await measure(shape, policy, run, null));
     }
   }
@@ -116,8 +133,20 @@ function wrongOrders(rows: readonly Row[]): string[] {
 
 const budgets: Row[] = [];
 const rungs: Row[] = [];
-const refusals = flags.part === "rungs" ? [] : await runBudgets(budgets);
-if (flags.part !== "budgets") await runRungs(rungs);
+const refusals: string[] = [];
+const wants = (part: string) => flags.part === part || flags.part === "all";
+// On the CPU: twice, once and half of what the small model needs at least.
+const [roomy, tight] =
+  device === "cpu"
+    ? [[0.03, 0.0145, 0.007], [0.012]]
+    : [
+        [24, 20, 18, 16, 8],
+        [16, 8],
+      ];
+const bytes = (budgets: readonly number[]) => budgets.map((budget) => budget * GIB);
+if (wants("budgets")) refusals.push(...(await runBudgets(budgets, bytes(roomy), 0)));
+if (wants("host")) refusals.push(...(await runBudgets(budgets, bytes(tight), HOST)));
+if (wants("rungs")) await runRungs(rungs);
 const rows = [...budgets, ...rungs];
 const errors = rows.map((row) => Math.abs(error(row))).sort((a, b) => a - b);
 const medianError = errors[errors.length >> 1] as number;
@@ -127,6 +156,8 @@ printTable(
     "model",
     "asked",
     "save points",
+    "weights",
+    "host GiB",
     "plan GiB",
     "driver",
     "moved B",
@@ -142,6 +173,8 @@ printTable(
     row.model,
     row.asked,
     row.savePoints,
+    row.weights,
+    gib(row.hostBytes),
     gib(row.planBytes),
     gib(row.driverEnd),
     String(row.driverMoved ?? "-"),

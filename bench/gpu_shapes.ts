@@ -51,17 +51,29 @@ export function shapeSpec(
   return { ...spec, backend, programs };
 }
 
+/** What plans of a shape may use. */
+export interface ShapeChoices {
+  /** Default: training alone. */
+  readonly programs?: readonly ProgramName[];
+  /** Page-locked host memory that weights and layer inputs may take. Default 0. */
+  readonly hostBudget?: number;
+  /** Default: wherever they are best. */
+  readonly weights?: "resident" | "stream";
+}
+
 /** All combinations of a shape, priced by a profile. */
 export function searchShape(
   shape: Shape,
   device: DeviceName,
   profile: DeviceProfile,
-  programs?: readonly ProgramName[],
+  { programs, ...choices }: ShapeChoices = {},
 ): FitSearch {
   const [, count, tokens] = shape;
   return new FitSearch(shapeSpec(shape, device, programs), {
     savePoints: null,
     lossChunkTokens: null,
+    hostBudget: 0,
+    ...choices,
     profile,
     step: { load: randomLoad(count, tokens), microBatches: 1 },
   });

@@ -1,14 +1,17 @@
 /**
  * The longest single document that trains: Llama-3.2-1B and 3.1-8B on cards of 24 and 80 GiB, the driver's own share
- * included, with bf16 weights and r = 16 on all linears. Each is planned; those whose predicted step is short enough are run
- * at full length with the rest of the device's memory taken, the others are committed and run on a shorter document in the
- * same reservation, since attention's time grows with the square of the length while its memory does not.
+ * included, with bf16 weights and r = 16 on all linears; on the device alone, and with host memory for weights and layer
+ * inputs. Each is planned; those whose predicted step is short enough are run at full length, with the rest of the device's
+ * memory taken. The others are run with as many tokens in the same reservation, packed of documents of 4,096: attention's time
+ * grows with the square of a document, its memory does not.
  *
- *     bun bench/longest_context.ts [--models 1B,8B] [--cards 24,80] [--max-seconds 45] [--device auto] [--out result.json]
+ *     bun bench/longest_context.ts [--models 1B,8B] [--cards 24,80] [--host 0,64] [--max-seconds 30] [--device auto]
+ *         [--out result.json]
  *
  * `--device cpu` takes a small model and a small card, to try the mechanics.
  */
 import { parseArgs } from "node:util";
+import type { Document } from "../src/api/data/conversation.ts";
 import type { ProgramName } from "../src/api/graph/program.ts";
 import { formatSeconds } from "../src/api/plan/report.ts";
 import { describePoints } from "../src/api/plan/save_points.ts";
@@ -23,7 +26,8 @@ const { values: flags } = parseArgs({
   options: {
     models: { type: "string", default: "1B,8B" },
     cards: { type: "string", default: "24,80" },
-    "max-seconds": { type: "string", default: "45" },
+    host: { type: "string", default: "0,64" },
+    "max-seconds": { type: "string", default: "30" },
     device: { type: "string", default: "auto" },
     out: { type: "string" },
   },
@@ -31,8 +35,9 @@ const { values: flags } = parseArgs({
 const { device, profile } = await benchDevice(flags.device);
 const maxSeconds = Number(flags["max-seconds"]);
 const GIB = 2 ** 30;
-/** Where a full step would take too long: the document that is run in the same reservation. */
+/** Where one document would take too long: the documents that fill the same reservation. */
 const SHORT = 4096;
+const MOST_DOCUMENTS = 512;
 /** Longer than any document here. */
 const LIMIT = 1 << 21;
 const PROGRAMS: readonly ProgramName[] = ["train", "optimizer"];
@@ -53,19 +58,27 @@ interface Row {
   readonly tokens: number;
   readonly planBytes: number;
   readonly savePoints: string;
+  readonly weights: string;
+  /** Page-locked host memory of weights and layer inputs. */
+  readonly hostBytes: number;
+  /** Of one document. */
   readonly predictedSeconds: number;
-  /** Tokens of the document that was run: all of them, or fewer where a step would take too long. */
-  readonly ranTokens: number;
+  /** Documents that were run: one of all the tokens, or as many tokens in several. */
+  readonly documents: number;
   readonly unslothQlora: number | null;
   readonly measured: Measured;
 }
 
-/** The leanest plan of the longest document. */
-function planLongest(model: ModelName, budget: number): RunPlan {
-  const specFor = (tokens: number) => shapeSpec([model, 1, tokens], device, PROGRAMS);
+/** The fastest plan of the longest document. */
+function planLongest(model: ModelName, budget: number, hostBudget: number): RunPlan {
+  const specFor = (tokens: number) => {
+    const spec = shapeSpec([model, 1, tokens], device, PROGRAMS);
+    return { ...spec, dims: { ...spec.dims, documentsPerMicroBatch: MOST_DOCUMENTS } };
+  };
   const optionsFor = (tokens: number) => ({
     savePoints: null,
     lossChunkTokens: null,
+    hostBudget,
     profile,
     step: fullLoad(tokens),
   });
@@ -75,16 +88,24 @@ function planLongest(model: ModelName, budget: number): RunPlan {
   return new FitSearch(specFor(tokens), optionsFor(tokens)).fit(budget);
 }
 
-async function longest(name: string, card: string): Promise<Row> {
+/** One document, or as many tokens in several. */
+function documentsFor(vocabSize: number, tokens: number, whole: boolean): Document[] {
+  if (whole) return randomDocuments(vocabSize, 1, tokens);
+  const [document] = randomDocuments(vocabSize, 1, Math.min(SHORT, tokens)) as [Document];
+  const count = Math.min(MOST_DOCUMENTS, Math.floor(tokens / document.ids.length));
+  return Array.from({ length: count }, () => document);
+}
+
+async function longest(name: string, card: string, host: string): Promise<Row> {
   const model = device === "cpu" ? "four layers" : (MODELS[name] as ModelName);
   const budget =
     device === "cpu" ? Number(card) * (1 << 20) : Number(card) * GIB - (profile.driver ?? 0);
-  const run = planLongest(model, budget);
+  const run = planLongest(model, budget, Number(host) * GIB);
   const { tokensPerMicroBatch: tokens } = run.spec.dims;
   const predictedSeconds = run.plan.forecast?.seconds ?? Number.NaN;
-  const ranTokens = predictedSeconds <= maxSeconds ? tokens : Math.min(tokens, SHORT);
-  const documents = randomDocuments(run.spec.config.vocabSize, 1, ranTokens);
-  const times = predictedSeconds < 5 ? { warm: 1, steps: 2 } : { warm: 0, steps: 1 };
+  const whole = predictedSeconds <= maxSeconds;
+  const documents = documentsFor(run.spec.config.vocabSize, tokens, whole);
+  const times = whole && predictedSeconds < 5 ? { warm: 1, steps: 2 } : { warm: 0, steps: 1 };
   const measured = await measureRun(run, documents, { device, ...times, limit: budget });
   return {
     model,
@@ -93,46 +114,52 @@ async function longest(name: string, card: string): Promise<Row> {
     tokens,
     planBytes: run.plan.deviceBytes,
     savePoints: describePoints(run.savePoints),
+    weights: run.spec.weights ?? "resident",
+    hostBytes: run.plan.classes.host,
     predictedSeconds,
-    ranTokens,
+    documents: documents.length,
     unslothQlora: name === "8B" ? (UNSLOTH_QLORA_8B[card] ?? null) : null,
     measured,
   };
 }
 
 const rows: Row[] = [];
-for (const name of flags.models.split(",")) {
-  for (const card of flags.cards.split(",")) {
-    const row = await longest(name, card);
-    rows.push(row);
-    const ran =
-      row.ranTokens === row.tokens ? "run at full length" : `run on ${row.ranTokens} tokens`;
-    console.log(
-      `${row.model} ${row.card}: ${row.tokens} tokens, ${ran}, ${formatSeconds(row.measured.seconds)}`,
-    );
+for (const host of flags.host.split(",")) {
+  for (const name of flags.models.split(",")) {
+    for (const card of flags.cards.split(",")) {
+      const row = await longest(name, card, host);
+      rows.push(row);
+      const ran = row.documents === 1 ? "run as one document" : `run as ${row.documents} documents`;
+      console.log(
+        `${row.model} ${row.card}, host ${gib(row.hostBytes)} GiB: ${row.tokens} tokens, ${ran}, ` +
+          formatSeconds(row.measured.seconds),
+      );
+    }
   }
 }
 printTable(
   [
     "model",
     "card",
+    "host GiB",
     "longest document",
     "plan GiB",
     "driver",
     "predicted",
     "measured",
-    "on tokens",
+    "documents",
     "Unsloth QLoRA (4-bit base)",
   ],
   rows.map((row) => [
     row.model,
     row.card,
+    gib(row.hostBytes),
     String(row.tokens),
     gib(row.planBytes),
     gib(row.measured.driverEnd),
     formatSeconds(row.predictedSeconds),
     formatSeconds(row.measured.seconds),
-    String(row.ranTokens),
+    String(row.documents),
     row.unslothQlora === null ? "-" : String(row.unslothQlora),
   ]),
 );

@@ -37,6 +37,8 @@ const { values: flags } = parseArgs({
 const { device, profile } = await benchDevice(flags.device);
 const steps = Number(flags.steps);
 const GIB = 2 ** 30;
+/** Page-locked host memory that plans may take: for layer inputs, and in the search for the most tokens also for weights. */
+const HOST = 32 * GIB;
 
 /** A peer's setting: tokens per second and the allocator's peak in GiB. */
 type Peer = readonly [name: string, tokensPerSecond: number, gib: number];
@@ -114,7 +116,7 @@ async function measure(shape: Shape, run: RunPlan): Promise<Point> {
 /** Measures plans spread over the curve, and those that are the fastest in a peer's memory. */
 async function curveOf(shape: Shape): Promise<Curve> {
   const [model, count, tokens] = shape;
-  const search = searchShape(shape, device, profile);
+  const search = searchShape(shape, device, profile, { weights: "resident", hostBudget: HOST });
   const front = search.frontier();
   const peers = PEERS[model] ?? [];
   const within = (bytes: number) => front.findLast(({ deviceBytes }) => deviceBytes <= bytes);
@@ -150,6 +152,7 @@ async function mostTokens(shape: Shape, peer: Peer): Promise<MostTokens | null> 
   const optionsFor = (documents: number) => ({
     savePoints: null,
     lossChunkTokens: null,
+    hostBudget: HOST,
     profile,
     step: { load: randomLoad(documents, tokens), microBatches: 1 },
   });

@@ -22,8 +22,8 @@ test(
   SLOW,
   () => {
     const { result, stdout } = bench("budget_runs.ts", ["--steps", "1"]);
-    assert.equal(result.rungs.length, 3);
-    assert.equal(result.budgets.length, 2);
+    assert.equal(result.rungs.length, 4);
+    assert.equal(result.budgets.length, 3);
     for (const row of result.budgets) assert.ok(row.planBytes <= row.budgetBytes);
     for (const row of [...result.budgets, ...result.rungs]) {
       assert.ok(row.predictedSeconds > 0 && row.seconds > 0 && Number.isFinite(row.loss));
@@ -33,12 +33,33 @@ test(
   },
 );
 
-test("bench/longest_context.ts runs the longest document that fits", SLOW, () => {
-  const args = ["--models", "1B", "--cards", "20", "--max-seconds", "60"];
-  const { result } = bench("longest_context.ts", args);
+test("bench/checkpoint.ts goes on from a checkpoint with the same bits", SLOW, () => {
+  const { result } = bench("checkpoint.ts", ["--turns", "2", "--steps", "2"]);
   const [row] = result.rows;
-  assert.ok(row.tokens > 0 && row.ranTokens === row.tokens);
-  assert.ok(row.planBytes <= 20 << 20);
+  assert.ok(row.sameBits && row.saveSeconds > 0 && row.slowdown > 0);
+  assert.ok(row.checkpointBytes <= row.hostBytes && row.hostBytes < row.checkpointBytes + 2048);
+});
+
+test("bench/stream.ts keeps to its budget, and gets the loss of resident weights", SLOW, () => {
+  const { result, stdout } = bench("stream.ts", ["--steps", "1"]);
+  assert.equal(result.rows[0].sameLoss, true);
+  for (const row of result.rows) {
+    assert.ok(row.planBytes <= result.settings.budget && row.hostBytes > 0 && row.linkSeconds > 0);
+  }
+  assert.match(stdout, /same bits/);
+});
+
+test("bench/longest_context.ts runs the longest document that fits", SLOW, () => {
+  const small = ["--models", "1B", "--cards", "20"];
+  const { result } = bench("longest_context.ts", [...small, "--max-seconds", "60"]);
+  const [alone, withHost] = result.rows;
+  assert.ok(alone.tokens > 0 && alone.documents === 1 && alone.hostBytes === 0);
+  assert.ok(alone.planBytes <= 20 << 20);
+  assert.ok(withHost.tokens > alone.tokens && withHost.hostBytes > 0);
+  // The same reservation on shorter documents.
+  const short = bench("longest_context.ts", [...small, "--host", "4", "--max-seconds", "0"]);
+  const [row] = short.result.rows;
+  assert.ok(row.tokens === withHost.tokens && Number.isFinite(row.measured.loss));
 });
 
 test(

@@ -114,11 +114,14 @@ int32_t lm_check_lora_linear_backward(lm_ctx *ctx, const lm_lora_linear_backward
   }
   if (ranks) {
     CHECK_TYPE(a_type);
-    CHECK_PITCH(x_pitch, a->rows, a->in);
+    if (UNLIKELY(!a->x != !a->da)) FAIL("%s: one of x and da is NULL: give both, or neither to add to da later", op);
+    if (a->x) {
+      CHECK_PITCH(x_pitch, a->rows, a->in);
+      CHECK_ALIGNED(x, bytes);
+      CHECK_ALIGNED(da, 4);
+    }
     CHECK_PITCH(s_pitch, a->rows, ranks);
-    CHECK_POINTER(x, bytes);
     CHECK_POINTER(s, bytes);
-    CHECK_POINTER(da, 4);
     CHECK_POINTER(ds, 4);
     uint32_t a_bytes = lm_float_bytes(a->a_type);
     CHECK_POINTER(a, a_bytes);
@@ -135,6 +138,24 @@ int32_t lm_check_lora_linear_backward(lm_ctx *ctx, const lm_lora_linear_backward
       CHECK_POINTER(db2, 4);
     }
   }
+  CHECK_LIVE();
+  return LM_OK;
+}
+
+int32_t lm_check_lora_down_backward(lm_ctx *ctx, const lm_lora_down_backward_args *a) {
+  static const char op[] = "lm_lora_down_backward";
+  CHECK_TYPE(type);
+  CHECK_TYPE(a_type);
+  CHECK_MIN(rows, 1);
+  CHECK_MIN(in, 1);
+  int64_t ranks;
+  int32_t status = check_ranks(ctx, op, (const int32_t[3]){a->rank0, a->rank1, a->rank2}, &ranks);
+  if (status) return status;
+  if (ranks == 0) FAIL("%s: there is no adapter: rank0=0 rank1=0 rank2=0", op);
+  CHECK_PITCH(x_pitch, a->rows, a->in);
+  CHECK_POINTER(da, 4);
+  CHECK_POINTER(ds, 4);
+  CHECK_POINTER(x, lm_float_bytes(a->type));
   CHECK_LIVE();
   return LM_OK;
 }

@@ -107,6 +107,11 @@ int32_t lm_check_rms_norm_backward(lm_ctx *ctx, const lm_rms_norm_backward_args 
   CHECK_POINTER(x, bytes);
   CHECK_POINTER(weight, lm_float_bytes(a->weight_type));
   CHECK_ALIGNED(add, bytes);
+  if (a->y) {
+    CHECK_PITCH(y_pitch, a->rows, a->width);
+    CHECK_ALIGNED(y, bytes);
+    if (UNLIKELY(a->y == a->dx)) FAIL("%s: y is dx: both are written: give y memory of its own", op);
+  }
   CHECK_LIVE();
   return LM_OK;
 }
@@ -137,6 +142,10 @@ int32_t lm_check_glu_backward(lm_ctx *ctx, const lm_glu_backward_args *a) {
   CHECK_POINTER(dgu, bytes);
   CHECK_POINTER(dh, bytes);
   CHECK_POINTER(gu, bytes);
+  if (a->h) {
+    CHECK_PITCH(h_pitch, a->rows, a->width);
+    CHECK_ALIGNED(h, bytes);
+  }
   CHECK_LIVE();
   return LM_OK;
 }

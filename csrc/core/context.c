@@ -12,6 +12,7 @@
 static int32_t fail_text(lm_ctx *ctx, int32_t status, const char *format, va_list values) {
   pthread_mutex_lock(&ctx->error_mutex);
   ctx->error_status = status;
+  ctx->errors++;
   vsnprintf(ctx->error_text, sizeof ctx->error_text, format, values);
   pthread_mutex_unlock(&ctx->error_mutex);
   return status;
@@ -23,6 +24,13 @@ int32_t lm_fail(lm_ctx *ctx, int32_t status, const char *format, ...) {
   fail_text(ctx, status, format, values);
   va_end(values);
   return status;
+}
+
+uint64_t lm_error_count(lm_ctx *ctx) {
+  pthread_mutex_lock(&ctx->error_mutex);
+  const uint64_t count = ctx->errors;
+  pthread_mutex_unlock(&ctx->error_mutex);
+  return count;
 }
 
 static int32_t host_fail(void *owner, int32_t status, const char *format, ...) {

@@ -48,6 +48,7 @@ struct lm_ctx {
 
   pthread_mutex_t error_mutex;
   int32_t error_status;
+  uint64_t errors; /* texts that were written so far */
   char error_text[LM_ERROR_TEXT_MAX];
 
   _Atomic uint64_t heap_allocs;
@@ -103,6 +104,8 @@ struct lm_pinned {
 
 /* lm_fail: keep status and text as the last failure. @return status */
 int32_t lm_fail(lm_ctx *ctx, int32_t status, const char *format, ...) __attribute__((cold, format(printf, 3, 4)));
+/* lm_error_count: how many failures were noted so far, by whom ever. */
+uint64_t lm_error_count(lm_ctx *ctx);
 /* lm_status_text: the text of LM_STATUS_MAP. */
 const char *lm_status_text(int32_t status);
 /* lm_heap_alloc: zeroed memory, counted; NULL with LM_ERR_OUT_OF_MEMORY reported for op. */

@@ -18,6 +18,7 @@
   X(lora_down)               \
   X(lora_linear_forward)     \
   X(lora_linear_backward)    \
+  X(lora_down_backward)      \
   X(attention_forward)       \
   X(attention_backward)      \
   X(attention_cached_forward) \

@@ -203,11 +203,12 @@ lm_block *lm_pool_grow(lm_pool *pool, uint32_t owner, uint8_t zone, uint64_t byt
   }
   leavers leavers = {0};
   if (found) (void)find_pages(pool, owner, found, &leavers);
+  bool fits = place.missing - leavers.bytes <= room; /* fewer pages leave where heap memory is short */
   /* Counted before anything is done, so that the limit holds for all threads. */
-  pool->stats.reserved += place.missing - leavers.bytes;
+  pool->stats.reserved += (fits ? place.missing : 0) - leavers.bytes;
   pool->moved += leavers.bytes;
   if (leavers.first) let_go(pool, &leavers, pool->owners[owner]->stream);
-  if (commit(pool, &place)) return lm_blocks_join(pool, place.first, place.last, owner);
+  if (fits && commit(pool, &place)) return lm_blocks_join(pool, place.first, place.last, owner);
   put_back(pool, &place);
   return NULL;
 }

@@ -53,9 +53,10 @@ void lm_stream_destroy(lm_stream *stream) {
   lm_ctx_unref(ctx);
 }
 
-/* The backend knows only a status by now; the text says where it became visible. */
-static int32_t reported(lm_ctx *ctx, int32_t status, const char *op) {
-  if (status >= 0) return status;
+/* The text says where a failure became visible, unless the backend has just said what failed.
+ *   before  lm_error_count when the backend was asked */
+static int32_t reported(lm_ctx *ctx, int32_t status, uint64_t before, const char *op) {
+  if (status >= 0 || lm_error_count(ctx) != before) return status;
   return lm_fail(ctx, status, "%s: work enqueued earlier failed: %s (%d): destroy the stream", op, lm_status_text(status),
                  status);
 }
@@ -65,8 +66,9 @@ int32_t lm_stream_query(lm_stream *stream) {
   lm_ctx *ctx = stream->ctx;
   int32_t status = lm_stream_check(ctx, stream, false, "lm_stream_query");
   if (status) return status;
+  const uint64_t before = lm_error_count(ctx);
   status = ctx->api->stream_query(ctx->backend, stream->handle, lm_stream_mark(stream));
-  return reported(ctx, status, "lm_stream_query");
+  return reported(ctx, status, before, "lm_stream_query");
 }
 
 int32_t lm_stream_wait(lm_stream *stream) {
@@ -74,9 +76,10 @@ int32_t lm_stream_wait(lm_stream *stream) {
   lm_ctx *ctx = stream->ctx;
   int32_t status = lm_stream_check(ctx, stream, false, "lm_stream_wait");
   if (status) return status;
-  status = ctx->api->stream_wait(ctx->backend, stream->handle, lm_stream_mark(stream));
+  const uint64_t before = lm_error_count(ctx);
+  status = reported(ctx, ctx->api->stream_wait(ctx->backend, stream->handle, lm_stream_mark(stream)), before, "lm_stream_wait");
   lm_retired_sweep(ctx, false);
-  return reported(ctx, status, "lm_stream_wait");
+  return status;
 }
 
 int32_t lm_stream_on_done(lm_stream *stream, lm_done_fn fn, uint64_t tag) {
@@ -120,12 +123,16 @@ int32_t lm_event_record(lm_event *event, lm_stream *stream) {
 
 int32_t lm_event_query(lm_event *event) {
   if (!event) return LM_ERR_ARGUMENT;
-  return reported(event->ctx, event->ctx->api->event_query(event->ctx->backend, event->handle), "lm_event_query");
+  lm_ctx *ctx = event->ctx;
+  const uint64_t before = lm_error_count(ctx);
+  return reported(ctx, ctx->api->event_query(ctx->backend, event->handle), before, "lm_event_query");
 }
 
 int32_t lm_event_wait(lm_event *event) {
   if (!event) return LM_ERR_ARGUMENT;
-  return reported(event->ctx, event->ctx->api->event_wait(event->ctx->backend, event->handle), "lm_event_wait");
+  lm_ctx *ctx = event->ctx;
+  const uint64_t before = lm_error_count(ctx);
+  return reported(ctx, ctx->api->event_wait(ctx->backend, event->handle), before, "lm_event_wait");
 }
 
 int32_t lm_event_elapsed(float *ms, lm_event *start, lm_event *end) {

@@ -34,7 +34,7 @@ typedef struct lm_isa {
   void (*scale)(int32_t type, void *y, const void *x, int64_t n, float factor);
   void (*add)(int32_t type, void *y, const void *a, const void *b, int64_t n);
   void (*glu_forward)(int32_t type, void *h, const void *gu, int64_t n);
-  void (*glu_backward)(int32_t type, void *dgu, const void *dh, const void *gu, int64_t n);
+  void (*glu_backward)(int32_t type, void *dgu, void *h, const void *dh, const void *gu, int64_t n); /* h may be NULL */
   void (*adamw)(const struct lm_adamw_step *step, int64_t begin, int64_t end);
 
   /* Rows of n elements */
@@ -42,8 +42,8 @@ typedef struct lm_isa {
   float (*dot)(int32_t type, const void *a, const void *b, int64_t n);
   double (*sum_squares)(const float *g, int64_t n);
   void (*rms_norm_forward)(int32_t type, void *y, const void *x, const void *w, int32_t w_type, int64_t n, float eps);
-  void (*rms_norm_backward)(int32_t type, void *dx, const void *dy, const void *x, const void *w, int32_t w_type,
-                            const void *add, int64_t n, float eps);
+  void (*rms_norm_backward)(int32_t type, void *dx, void *y, const void *dy, const void *x, const void *w, int32_t w_type,
+                            const void *add, int64_t n, float eps); /* y and add may be NULL */
   void (*rope)(int32_t type, void *y, const void *x, const float *cos, const float *sin, int64_t half, float direction);
   float (*cross_entropy)(int32_t type, void *logits, int64_t n, int64_t label, float weight, int32_t gradient);
 

@@ -49,7 +49,7 @@ static void glu_forward(int32_t type, void *h, const void *gu, int64_t n) {
 }
 
 /* silu'(g) = s (1 + g (1 - s)) with s = sigmoid(g). */
-LM_INLINE void glu_backward_typed(const int32_t type, void *dgu, const void *dh, const void *gu, int64_t n) {
+LM_INLINE void glu_backward_typed(const int32_t type, void *dgu, void *h, const void *dh, const void *gu, int64_t n) {
   const vf one = vf_set(1.0f);
   for (int64_t i = 0; i < n; i += VW) {
     const vf g = vf_get(type, gu, i, n), u = vf_get(type, gu, n + i, 2 * n), d = vf_get(type, dh, i, n);
@@ -57,11 +57,12 @@ LM_INLINE void glu_backward_typed(const int32_t type, void *dgu, const void *dh,
     const vf slope = vf_mul(s, vf_fma(g, vf_sub(one, s), one));
     vf_put(type, dgu, i, n, vf_mul(vf_mul(d, u), slope));
     vf_put(type, dgu, n + i, 2 * n, vf_mul(d, vf_mul(g, s)));
+    if (h != 0) vf_put(type, h, i, n, vf_mul(vf_mul(g, s), u));
   }
 }
 
-static void glu_backward(int32_t type, void *dgu, const void *dh, const void *gu, int64_t n) {
-  LM_BY_TYPE(type, glu_backward_typed(T, dgu, dh, gu, n));
+static void glu_backward(int32_t type, void *dgu, void *h, const void *dh, const void *gu, int64_t n) {
+  LM_BY_TYPE(type, glu_backward_typed(T, dgu, h, dh, gu, n));
 }
 
 /* argmax: lowest index of the largest element; NaN is never larger. */
@@ -141,7 +142,7 @@ static void rms_norm_forward(int32_t type, void *y, const void *x, const void *w
 }
 
 /* With x' = x / rms and g = dy * w: dx = (g - x' mean(g x')) / rms + add. */
-LM_INLINE void rms_norm_backward_typed(const int32_t type, void *dx, const void *dy, const void *x, const void *w,
+LM_INLINE void rms_norm_backward_typed(const int32_t type, void *dx, void *y, const void *dy, const void *x, const void *w,
                                        int32_t w_type, const void *add, int64_t n, float eps) {
   const float inverse = inverse_rms(type, x, n, eps);
   vf sum = vf_zero();
@@ -149,16 +150,18 @@ LM_INLINE void rms_norm_backward_typed(const int32_t type, void *dx, const void 
     sum = vf_fma(vf_mul(vf_get(type, dy, i, n), vf_get(w_type, w, i, n)), vf_get(type, x, i, n), sum);
   const vf scale = vf_set(inverse), pull = vf_set(-inverse * inverse * inverse * (vf_sum(sum) / (float)n));
   for (int64_t i = 0; i < n; i += VW) {
-    const vf g = vf_mul(vf_get(type, dy, i, n), vf_get(w_type, w, i, n));
-    vf d = vf_fma(pull, vf_get(type, x, i, n), vf_mul(g, scale));
+    const vf weight = vf_get(w_type, w, i, n), v = vf_get(type, x, i, n);
+    const vf g = vf_mul(vf_get(type, dy, i, n), weight);
+    vf d = vf_fma(pull, v, vf_mul(g, scale));
     if (add != 0) d = vf_add(d, vf_get(type, add, i, n));
     vf_put(type, dx, i, n, d);
+    if (y != 0) vf_put(type, y, i, n, vf_mul(vf_mul(v, scale), weight));
   }
 }
 
-static void rms_norm_backward(int32_t type, void *dx, const void *dy, const void *x, const void *w, int32_t w_type,
+static void rms_norm_backward(int32_t type, void *dx, void *y, const void *dy, const void *x, const void *w, int32_t w_type,
                               const void *add, int64_t n, float eps) {
-  LM_BY_TYPE(type, rms_norm_backward_typed(T, dx, dy, x, w, w_type, add, n, eps));
+  LM_BY_TYPE(type, rms_norm_backward_typed(T, dx, y, dy, x, w, w_type, add, n, eps));
 }
 
 /* rope: one head of 2 half elements, pairs (i, half + i). */

@@ -26,6 +26,7 @@ void lm_cpu_rope(lm_cpu *cpu, const lm_rope_args *args);
 void lm_cpu_lora_down(lm_cpu *cpu, const lm_lora_down_args *args);
 void lm_cpu_lora_linear_forward(lm_cpu *cpu, const lm_lora_linear_forward_args *args);
 void lm_cpu_lora_linear_backward(lm_cpu *cpu, const lm_lora_linear_backward_args *args);
+void lm_cpu_lora_down_backward(lm_cpu *cpu, const lm_lora_down_backward_args *args);
 
 /* attention.c, attention_backward.c */
 void lm_cpu_attention_forward(lm_cpu *cpu, const lm_attention_forward_args *args);

@@ -104,6 +104,19 @@ static void pack_task(const void *pointer, int64_t task, float *scratch) {
   lm_gemm_pack_task(&((const backward_job *)pointer)->dx, task);
 }
 
+/* da_sum: dA += ds^T x; the pitch of ds is the sum of the ranks. */
+static token_sum da_sum(lm_cpu *cpu, float *da, lm_matrix ds, lm_matrix x, int64_t rows, int64_t in) {
+  return (token_sum){.isa = lm_cpu_table(cpu),
+                     .left = ds,
+                     .right = x,
+                     .out = da,
+                     .rows = rows,
+                     .ranks = ds.pitch,
+                     .columns = in,
+                     .rank_step = in,
+                     .column_step = 1};
+}
+
 /* fill_adapters: ds, dA and dB of each part. */
 static void fill_adapters(lm_cpu *cpu, backward_job *j, const lm_lora_linear_backward_args *args, int64_t rows,
                           int64_t ranks) {
@@ -143,15 +156,9 @@ static void fill_adapters(lm_cpu *cpu, backward_job *j, const lm_lora_linear_bac
   j->ds.y_type = LM_F32;
   lm_gemm_plan(cpu, &j->ds, 1);
   j->ds_tasks = lm_gemm_tile_tasks(&j->ds);
-  j->da = (token_sum){.isa = isa,
-                      .left = {args->ds, ranks, LM_F32},
-                      .right = {args->x, args->x_pitch, args->type},
-                      .out = args->da,
-                      .rows = rows,
-                      .ranks = ranks,
-                      .columns = args->in,
-                      .rank_step = args->in,
-                      .column_step = 1};
+  if (args->da == NULL) return;
+  const lm_matrix ds = {args->ds, ranks, LM_F32}, x = {args->x, args->x_pitch, args->type};
+  j->da = da_sum(cpu, args->da, ds, x, rows, args->in);
   j->da_tasks = sum_plan(&j->da, lm_cpu_threads(cpu));
 }
 
@@ -181,5 +188,18 @@ void lm_cpu_lora_linear_backward(lm_cpu *cpu, const lm_lora_linear_backward_args
     lm_cpu_parallel(cpu, lm_gemm_pack_tasks(&j.dx), pack_task, &j);
     lm_cpu_parallel(cpu, j.dx_tasks, second_region, &j);
   }
+  lm_cpu_leave(cpu);
+}
+
+static void da_task(const void *pointer, int64_t task, float *scratch) { sum_task(pointer, task, scratch); }
+
+void lm_cpu_lora_down_backward(lm_cpu *cpu, const lm_lora_down_backward_args *args) {
+  const int64_t rows = lm_live_rows(args->live, args->rows), ranks = (int64_t)args->rank0 + args->rank1 + args->rank2;
+  if (rows == 0) return;
+  const lm_matrix ds = {args->ds, ranks, LM_F32}, x = {args->x, args->x_pitch, args->type};
+  lm_cpu_enter(cpu);
+  token_sum da = da_sum(cpu, args->da, ds, x, rows, args->in);
+  const int64_t tasks = sum_plan(&da, lm_cpu_threads(cpu));
+  lm_cpu_parallel(cpu, tasks, da_task, &da);
   lm_cpu_leave(cpu);
 }

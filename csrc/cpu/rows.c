@@ -74,7 +74,8 @@ static void rms_norm_backward_rows(const void *pointer, int64_t begin, int64_t e
   const lm_rms_norm_backward_args *a = j->args;
   (void)scratch;
   for (int64_t t = begin; t < end; t++)
-    j->isa->rms_norm_backward(a->type, lm_at_mut(a->type, a->dx, t * a->dx_pitch), lm_at(a->type, a->dy, t * a->dy_pitch),
+    j->isa->rms_norm_backward(a->type, lm_at_mut(a->type, a->dx, t * a->dx_pitch),
+                              a->y != NULL ? lm_at_mut(a->type, a->y, t * a->y_pitch) : NULL, lm_at(a->type, a->dy, t * a->dy_pitch),
                               lm_at(a->type, a->x, t * a->x_pitch), a->weight, a->weight_type,
                               a->add != NULL ? lm_at(a->type, a->add, t * a->add_pitch) : NULL, a->width, a->eps);
 }
@@ -101,7 +102,8 @@ static void glu_backward_rows(const void *pointer, int64_t begin, int64_t end, f
   const lm_glu_backward_args *a = j->args;
   (void)scratch;
   for (int64_t t = begin; t < end; t++)
-    j->isa->glu_backward(a->type, lm_at_mut(a->type, a->dgu, t * a->dgu_pitch), lm_at(a->type, a->dh, t * a->dh_pitch),
+    j->isa->glu_backward(a->type, lm_at_mut(a->type, a->dgu, t * a->dgu_pitch),
+                         a->h != NULL ? lm_at_mut(a->type, a->h, t * a->h_pitch) : NULL, lm_at(a->type, a->dh, t * a->dh_pitch),
                          lm_at(a->type, a->gu, t * a->gu_pitch), a->width);
 }
 

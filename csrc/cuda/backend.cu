@@ -151,12 +151,12 @@ static const lm_backend_api api = {
     .graph_end = lm_cuda_graph_end,
     .graph_launch = lm_cuda_graph_launch,
     .graph_destroy = lm_cuda_graph_destroy,
+    .range_push = lm_cuda_range_push,
+    .range_pop = lm_cuda_range_pop,
     .managed_reserve = lm_cuda_managed_reserve,
     .managed_release = lm_cuda_managed_release,
     .managed_advise = lm_cuda_managed_advise,
     .managed_prefetch = lm_cuda_managed_prefetch,
-    .range_push = lm_cuda_range_push,
-    .range_pop = lm_cuda_range_pop,
 };
 
 /* A load inside a step would stop every stream and take memory, so it happens here. */

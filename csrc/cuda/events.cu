@@ -59,7 +59,7 @@ static lm_cuda_state *recorded(lm_backend_event *event) {
 
 /* What a reached event reports: the failure of its stream. Drops the reference. */
 static int32_t outcome(lm_backend_event *event, lm_cuda_state *state, cudaError_t error, const char *op) {
-  const int32_t status = error ? lm_cuda_seen(event->cuda, error, op) : state->status.load();
+  const int32_t status = error ? lm_cuda_fail(event->cuda, error, op) : state->status.load();
   lm_cuda_state_unref(state);
   return status;
 }

@@ -75,25 +75,16 @@ static int32_t report(lm_cuda *cuda, cudaError_t error, const char *op) {
                     op, cudaGetErrorString(error), cudaGetErrorName(error), cuda->device, first ? first : op);
 }
 
-/* Notes a lost device. @return true if this call is the first to see it */
-static bool note_lost(lm_cuda *cuda, cudaError_t error, const char *op) {
+static void note_lost(lm_cuda *cuda, cudaError_t error, const char *op) {
   int32_t none = 0;
-  if (!cuda->runtime || !loses_the_device(error)) return false;
-  if (!cuda->runtime->lost.compare_exchange_strong(none, (int32_t)error)) return false;
-  cuda->runtime->lost_in.store(op);
-  return true;
+  if (!cuda->runtime || !loses_the_device(error)) return;
+  if (cuda->runtime->lost.compare_exchange_strong(none, (int32_t)error)) cuda->runtime->lost_in.store(op);
 }
 
 int32_t lm_cuda_fail(lm_cuda *cuda, cudaError_t error, const char *op) {
   (void)cudaGetLastError();
   note_lost(cuda, error, op);
   return report(cuda, error, op);
-}
-
-int32_t lm_cuda_seen(lm_cuda *cuda, cudaError_t error, const char *op) {
-  (void)cudaGetLastError();
-  if (note_lost(cuda, error, op) || !loses_the_device(error)) return report(cuda, error, op);
-  return status_of(error);
 }
 
 int32_t lm_cuda_enter(lm_cuda *cuda, const char *op) {

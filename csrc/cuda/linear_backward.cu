@@ -2,9 +2,17 @@
  *   1  ds_i = scale_i dy_i B_i and dB_i += dy_i^T s_i, in one read of dy where linear_gradient.cu can
  *   2  dx = [dy | ds] [W ; A], written once
  *   3  dA += ds^T x
- * The workspace ds holds ds in the activations' type where the tensor cores read it again, else in fp32. */
+ * The last is lm_lora_down_backward, which the caller may ask for later. */
 #include "kernels.h"
 #include "linear_gradient.cuh"
+
+/* ds as it is stored: if the tensor cores read it again, in 16 bits; those are half the width of the fp32 rows that the caller
+ * planned, so lines may be padded to whole 16-byte words. */
+static lm_matrix ds_matrix(const float *ds, int32_t ranks, int32_t type, int32_t a_type) {
+  if (type == LM_F32 || a_type != type) return {ds, ranks, LM_F32};
+  const int32_t padded = (ranks + 7) / 8 * 8;
+  return {ds, padded <= 2 * ranks ? padded : ranks, type};
+}
 
 /* What the products of a group share. */
 struct backward_group {
@@ -103,17 +111,22 @@ static cudaError_t dx_product(lm_cuda *cuda, const backward_group &k, cudaStream
   return error ? error : multiply(cuda, k, base, stream);
 }
 
-static cudaError_t da_product(lm_cuda *cuda, const backward_group &k, cudaStream_t stream) {
-  const lm_lora_linear_backward_args *a = k.args;
-  lm_gemm g = product_of(k, LM_TN, k.ranks, a->in, LM_F32);
+cudaError_t lm_cuda_lora_down_backward(lm_cuda *cuda, const lm_lora_down_backward_args *a, cudaStream_t stream) {
+  const int32_t ranks = a->rank0 + a->rank1 + a->rank2;
+  lm_gemm g = {};
+  g.live = a->live;
+  g.form = LM_TN;
+  g.rows = ranks;
+  g.y_pitch = g.residual_pitch = a->in;
+  g.y_type = LM_F32;
   lm_gemm_part &p = g.part[0];
   p.columns = a->in;
   p.depth[0] = a->rows;
   p.factor = 1.0f;
-  p.left[0] = k.ds;
+  p.left[0] = ds_matrix(a->ds, ranks, a->type, a->a_type);
   p.right[0] = {a->x, a->x_pitch, a->type};
   p.residual = p.y = a->da;
-  return multiply(cuda, k, g, stream);
+  return lm_cuda_gemm(cuda, &g, lm_cuda_workspace(cuda, stream), cuda->workspace_bytes, stream);
 }
 
 cudaError_t lm_cuda_lora_linear_backward(lm_cuda *cuda, const lm_lora_linear_backward_args *args, cudaStream_t stream) {
@@ -124,14 +137,8 @@ cudaError_t lm_cuda_lora_linear_backward(lm_cuda *cuda, const lm_lora_linear_bac
                       {args->scale0, args->scale1, args->scale2},
                       {args->b0, args->b1, args->b2},
                       {args->db0, args->db1, args->db2},
-                      {args->ds, args->rank0 + args->rank1 + args->rank2, LM_F32},
+                      ds_matrix(args->ds, args->rank0 + args->rank1 + args->rank2, args->type, args->a_type),
                       lm_cuda_workspace(cuda, stream)};
-  if (k.ranks > 0 && args->type != LM_F32 && args->a_type == args->type && (!args->dx || args->w_type == args->type)) {
-    /* Half the width of the fp32 rows that the caller planned, so lines may be padded to whole 16-byte words. */
-    const int32_t padded = (k.ranks + 7) / 8 * 8;
-    k.ds.type = args->type;
-    if (padded <= 2 * k.ranks) k.ds.pitch = padded;
-  }
   cudaError_t error = cudaSuccess;
   if (k.ranks > 0) {
     error = lm_cuda_linear_gradient(cuda, args, k.ds, k.workspace, cuda->workspace_bytes, stream);
@@ -141,6 +148,8 @@ cudaError_t lm_cuda_lora_linear_backward(lm_cuda *cuda, const lm_lora_linear_bac
     }
   }
   if (!error && args->dx) error = dx_product(cuda, k, stream);
-  if (!error && k.ranks > 0) error = da_product(cuda, k, stream);
-  return error;
+  if (error || !args->da) return error;
+  const lm_lora_down_backward_args down = {sizeof down, args->type, args->da, args->ds, args->x, args->live, args->rows, args->in,
+                                           args->x_pitch, args->a_type, args->rank0, args->rank1, args->rank2, 0};
+  return lm_cuda_lora_down_backward(cuda, &down, stream);
 }

@@ -44,7 +44,7 @@ void lm_cuda_managed_release(lm_backend *base, void *memory, uint64_t) {
   lm_cuda *cuda = self(base);
   (void)lm_cuda_enter(cuda, op);
   const cudaError_t error = cudaFree(memory);
-  if (error) (void)lm_cuda_seen(cuda, error, op);
+  if (error) (void)lm_cuda_fail(cuda, error, op);
 }
 
 static cudaMemLocation place(const lm_cuda *cuda, bool host) {

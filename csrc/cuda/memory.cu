@@ -51,7 +51,7 @@ static void give_back(lm_cuda *cuda, void *memory, const char *op) {
   const cudaError_t error = item->mapped   ? cudaHostUnregister(item->raw)
                             : item->pinned ? cudaFreeHost(item->raw)
                                            : cudaFree(item->raw);
-  if (error) (void)lm_cuda_seen(cuda, error, op);
+  if (error) (void)lm_cuda_fail(cuda, error, op);
   if (item->mapped) munmap(item->raw, item->mapped);
   cuda->host.release(item);
 }

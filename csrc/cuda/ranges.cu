@@ -124,7 +124,7 @@ void lm_cuda_range_decommit(lm_backend *base, void *memory, uint64_t bytes) {
   lm_cuda *cuda = self(base);
   if (lm_cuda_enter(cuda, op)) return;
   const CUresult result = functions().unmap(reinterpret_cast<CUdeviceptr>(memory), bytes);
-  if (result) (void)lm_cuda_seen(cuda, static_cast<cudaError_t>(result), op);
+  if (result) (void)lm_cuda_fail(cuda, static_cast<cudaError_t>(result), op);
 }
 
 void lm_cuda_range_release(lm_backend *base, void *memory, uint64_t bytes) {
@@ -132,5 +132,5 @@ void lm_cuda_range_release(lm_backend *base, void *memory, uint64_t bytes) {
   lm_cuda *cuda = self(base);
   if (lm_cuda_enter(cuda, op)) return;
   const CUresult result = functions().free(reinterpret_cast<CUdeviceptr>(memory), bytes);
-  if (result) (void)lm_cuda_seen(cuda, static_cast<cudaError_t>(result), op);
+  if (result) (void)lm_cuda_fail(cuda, static_cast<cudaError_t>(result), op);
 }

@@ -109,6 +109,7 @@ __global__ void __launch_bounds__(MAX_THREADS) backward_kernel(const __grid_cons
   const float pull = -inverse * inverse * inverse * (sum.y / (float)a.width);
   if (!live) return;
   T *dx = static_cast<T *>(a.dx) + (int64_t)row * a.dx_pitch;
+  T *y = static_cast<T *>(a.y) + (int64_t)row * a.y_pitch;
 #pragma unroll
   for (int v = 0; v < VECTORS; v++) {
     const int32_t i = first + v * stride;
@@ -118,7 +119,11 @@ __global__ void __launch_bounds__(MAX_THREADS) backward_kernel(const __grid_cons
     lm_unpack(d, dys[v]);
     load_weight(w, a.weight, a.weight_type, i);
 #pragma unroll
-    for (int j = 0; j < LANES; j++) d[j] = fmaf(pull, e[j], d[j] * w[j] * inverse);
+    for (int j = 0; j < LANES; j++) {
+      d[j] = fmaf(pull, e[j], d[j] * w[j] * inverse);
+      e[j] = e[j] * inverse * w[j];
+    }
+    if (a.y) lm_store<LANES>(y + i, e);
     if (a.add) {
       lm_unpack(e, adds[v]);
 #pragma unroll
@@ -170,8 +175,10 @@ __global__ void __launch_bounds__(ANY_THREADS) backward_any_kernel(const __grid_
   for (int32_t i = threadIdx.x; i < a.width; i += ANY_THREADS) {
     float w[1];
     load_weight(w, a.weight, a.weight_type, i);
-    const float d = fmaf(pull, lm_to_float(x[i]), lm_to_float(dy[i]) * w[0] * inverse);
-    dx[i] = lm_from_float<T>(a.add ? d + lm_to_float(add[i]) : d);
+    const float e = lm_to_float(x[i]), d = fmaf(pull, e, lm_to_float(dy[i]) * w[0] * inverse);
+    const T result = lm_from_float<T>(a.add ? d + lm_to_float(add[i]) : d); /* before y, which may lie over add */
+    if (a.y) static_cast<T *>(a.y)[(int64_t)row * a.y_pitch + i] = lm_from_float<T>(e * inverse * w[0]);
+    dx[i] = result;
   }
 }
 
@@ -221,7 +228,8 @@ cudaError_t backward(const lm_rms_norm_backward_args &a, cudaStream_t stream) {
   constexpr int LANES = lm_lanes<T>;
   if (a.width % LANES || a.width > 8 * MAX_THREADS * LANES || !lm_aligned(static_cast<T *>(a.dx), a.dx_pitch, 16) ||
       !lm_aligned(static_cast<const T *>(a.dy), a.dy_pitch, 16) || !lm_aligned(static_cast<const T *>(a.x), a.x_pitch, 16) ||
-      (a.add && !lm_aligned(static_cast<const T *>(a.add), a.add_pitch, 16)) || !aligned_weight(a.weight))
+      (a.add && !lm_aligned(static_cast<const T *>(a.add), a.add_pitch, 16)) ||
+      (a.y && !lm_aligned(static_cast<T *>(a.y), a.y_pitch, 16)) || !aligned_weight(a.weight))
     return lm_cuda_launch<backward_any_kernel<T>>(dim3(a.rows), ANY_THREADS, 0, stream, a);
   const shape s = shape_of(a.width / LANES);
   const int block = s.threads < MIN_BLOCK ? MIN_BLOCK : s.threads;

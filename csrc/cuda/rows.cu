@@ -228,14 +228,15 @@ __global__ void __launch_bounds__(THREADS) glu_backward_kernel(const __grid_cons
     lm_unpack(d, down[u]);
 #pragma unroll
     for (int j = 0; j < LANES; j++) {
-      const float s = sigmoid<T>(g[j]);
-      const float dg = d[j] * v[j] * (s * fmaf(g[j], 1.0f - s, 1.0f));
-      v[j] = d[j] * (g[j] * s);
-      g[j] = dg;
+      const float s = sigmoid<T>(g[j]), u = v[j], down = d[j];
+      v[j] = down * (g[j] * s);
+      d[j] = u * (g[j] * s); /* h, as the forward pass computes it */
+      g[j] = down * u * (s * fmaf(g[j], 1.0f - s, 1.0f));
     }
     T *dgu = static_cast<T *>(a.dgu) + (int64_t)p.row * a.dgu_pitch + p.item * LANES;
     lm_store<LANES>(dgu, g);
     lm_store<LANES>(dgu + a.width, v);
+    if (a.h) lm_store<LANES>(static_cast<T *>(a.h) + (int64_t)p.row * a.h_pitch + p.item * LANES, d);
   }
 }
 
@@ -243,7 +244,8 @@ template <typename T>
 cudaError_t glu_backward(const lm_glu_backward_args &a, cudaStream_t stream) {
   constexpr int LANES = lm_lanes<T>;
   if (a.width % LANES || !lm_aligned(static_cast<T *>(a.dgu), a.dgu_pitch, 16) ||
-      !lm_aligned(static_cast<const T *>(a.dh), a.dh_pitch, 16) || !lm_aligned(static_cast<const T *>(a.gu), a.gu_pitch, 16))
+      !lm_aligned(static_cast<const T *>(a.dh), a.dh_pitch, 16) || !lm_aligned(static_cast<const T *>(a.gu), a.gu_pitch, 16) ||
+      (a.h && !lm_aligned(static_cast<T *>(a.h), a.h_pitch, 16)))
     return lm_cuda_launch<glu_backward_kernel<1, T>>(places<2>(a.rows, a.width), THREADS, 0, stream, a);
   return lm_cuda_launch<glu_backward_kernel<LANES, T>>(places<2>(a.rows, a.width / LANES), THREADS, 0, stream, a);
 }

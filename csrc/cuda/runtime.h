@@ -92,8 +92,6 @@ struct lm_cuda_runtime {
 
 /* lm_cuda_fail: reports a failed call of CUDA for op and clears it, so that no later launch sees it. @return its status */
 int32_t lm_cuda_fail(lm_cuda *cuda, cudaError_t error, const char *op);
-/* lm_cuda_seen: the same for a failure that is seen again and again: reported the first time only. */
-int32_t lm_cuda_seen(lm_cuda *cuda, cudaError_t error, const char *op);
 /* lm_cuda_enter: makes the device current on the calling thread, which may be any. @return LM_OK, or the reported failure */
 int32_t lm_cuda_enter(lm_cuda *cuda, const char *op);
 /* lm_cuda_alloc: heap memory; NULL with the failure reported. */

@@ -265,7 +265,7 @@ uint64_t lm_cuda_stream_mark(lm_backend *base, lm_backend_stream *stream) {
     (void)cudaEventDestroy(slot->event);
     slot->event = NULL;
   }
-  if (error) (void)lm_cuda_seen(stream->cuda, error, "mark");
+  if (error) (void)lm_cuda_fail(stream->cuda, error, "mark");
   pthread_mutex_unlock(&stream->mutex);
   return mark;
 }
@@ -279,7 +279,7 @@ int32_t lm_cuda_stream_query(lm_backend *base, lm_backend_stream *stream, uint64
   const cudaError_t error = mark < stream->oldest ? cudaSuccess : look(stream, mark);
   pthread_mutex_unlock(&stream->mutex);
   if (error == cudaErrorNotReady) return LM_NOT_READY;
-  return error ? lm_cuda_seen(stream->cuda, error, op) : stream->state->status.load();
+  return error ? lm_cuda_fail(stream->cuda, error, op) : stream->state->status.load();
 }
 
 int32_t lm_cuda_stream_wait(lm_backend *base, lm_backend_stream *stream, uint64_t mark) {
@@ -301,7 +301,7 @@ int32_t lm_cuda_stream_wait(lm_backend *base, lm_backend_stream *stream, uint64_
   slot_of(stream, mark)->waiting--; /* the slots may have moved meanwhile */
   if (error == cudaSuccess) pass(stream, mark);
   pthread_mutex_unlock(&stream->mutex);
-  return error ? lm_cuda_seen(cuda, error, op) : stream->state->status.load();
+  return error ? lm_cuda_fail(cuda, error, op) : stream->state->status.load();
 }
 
 int32_t lm_cuda_stream_order(lm_backend_stream *stream, lm_backend_stream *other, uint64_t mark, const char *op) {

@@ -117,7 +117,7 @@ typedef struct lm_stats {
 /* lm_ctx_stats: fills stats. */
 LM_API int32_t lm_ctx_stats(lm_ctx *ctx, lm_stats *stats);
 
-/* Memory classes: reservations of device memory (segments of pools are among them), page-locked host memory, host memory
+/* Memory classes: reservations of device memory (pages of pools are among them), page-locked host memory, host memory
  * that a pinned pool gave out in its place, managed memory. */
 enum { LM_MEMORY_DEVICE = 0, LM_MEMORY_PINNED = 1, LM_MEMORY_PAGEABLE = 2, LM_MEMORY_MANAGED = 3 };
 
@@ -247,9 +247,10 @@ LM_API int32_t lm_managed_advise(lm_ctx *ctx, void *memory, uint64_t bytes, int3
 /* lm_managed_prefetch: move bytes to the device (to_host 0) or to the host (1), in stream order. */
 LM_API int32_t lm_managed_prefetch(lm_ctx *ctx, void *memory, uint64_t bytes, int32_t to_host, lm_stream *stream);
 
-/* lm_pool_create: a stream-ordered pool over device memory.
- *   limit  most bytes the pool may hold, 0 = no limit
- * @return an owned pool, or NULL */
+/* lm_pool_create: a stream-ordered pool over device memory. It takes addresses now and memory in pages of 2 MiB as it grows;
+ * pages without a live block move to where room is needed. A device that cannot map pages gives the whole limit at once.
+ *   limit  most bytes in live blocks; the pool holds at most that in whole pages. 0 = no limit
+ * @return an owned pool, or NULL (LM_ERR_UNSUPPORTED: the device cannot map pages and there is no limit) */
 LM_API lm_pool *lm_pool_create(lm_ctx *ctx, uint64_t limit);
 
 /* lm_pool_destroy: every block becomes stale; the memory is given back once its streams have passed. */
@@ -268,7 +269,7 @@ LM_API void *lm_pool_pointer(lm_pool *pool, uint64_t handle);
  *         was written: the block then stays live */
 LM_API int32_t lm_pool_free(lm_pool *pool, uint64_t handle, lm_stream *stream);
 
-/* lm_pool_trim: give memory that holds no live block back to the system. */
+/* lm_pool_trim: give pages that hold no live block back to the system, after the streams that used them have passed. */
 LM_API int32_t lm_pool_trim(lm_pool *pool);
 
 /* State of a pool; bytes unless named otherwise. */
@@ -277,7 +278,7 @@ typedef struct lm_pool_stats {
   uint64_t peak;          /* most of it at once */
   uint64_t requested;     /* in live blocks as asked for */
   uint64_t reserved;      /* held from the system */
-  uint64_t largest_free;  /* largest block that would fit without more memory */
+  uint64_t largest_free;  /* largest block that would fit without more memory, after pages were moved together */
   uint64_t live_blocks;   /* count */
   uint64_t allocs;        /* count */
   uint64_t frees;         /* count */
@@ -285,7 +286,7 @@ typedef struct lm_pool_stats {
   uint64_t limit;         /* 0 = none */
   uint64_t total_free;    /* held and in no live block */
   uint64_t retries;       /* requests met only by waiting for other work or by giving memory back, a count */
-  uint64_t driver_calls;  /* pieces of memory taken from the system and given back, a count */
+  uint64_t driver_calls;  /* pages taken from the system and given back, those that moved among them, a count */
   double fragmentation;   /* 1 - largest_free / total_free, 0 where nothing is free */
 } lm_pool_stats;
 
@@ -295,8 +296,9 @@ LM_API int32_t lm_pool_stats_get(lm_pool *pool, lm_pool_stats *stats);
 /* lm_pool_reset_peaks: the peak starts again from what is live now. */
 LM_API int32_t lm_pool_reset_peaks(lm_pool *pool);
 
-/* lm_pool_snapshot: writes a JSON array of segments, each with bytes and blocks; a block has offset, bytes, state ("live",
- * "free", or "pending": freed, and its stream has not passed that yet) and, if live, label, requested and ageMs.
+/* lm_pool_snapshot: writes a JSON array of segments (pages side by side), each with bytes and blocks; a block has offset,
+ * bytes, state ("live", "free", or "pending": freed, and its stream has not passed that yet) and, if live, label, requested
+ * and ageMs.
  * @return the bytes needed including the terminator */
 LM_API int32_t lm_pool_snapshot(lm_pool *pool, void *buf, uint64_t cap);
 

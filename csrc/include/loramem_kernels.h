@@ -188,7 +188,8 @@ typedef struct lm_rms_norm_forward_args {
 LM_API int32_t lm_rms_norm_forward(lm_ctx *ctx, const lm_rms_norm_forward_args *args, lm_stream *stream);
 
 /* lm_rms_norm_backward: dx = d(norm)/dx applied to dy, plus add. The weight is frozen; the row's scale is computed again.
- *   dx [T, C] written, may be dy or add;  dy, x [T, C] read;  weight [C] of weight_type read;  add [T, C] read or NULL */
+ *   dx [T, C] written, may be dy or add;  dy, x [T, C] read;  weight [C] of weight_type read;  add [T, C] read or NULL;
+ *   y [T, C] written with what the forward pass wrote, bit for bit, or NULL; may be dy or add where dx is not */
 typedef struct lm_rms_norm_backward_args {
   uint32_t size;
   int32_t type;
@@ -206,6 +207,9 @@ typedef struct lm_rms_norm_backward_args {
   int32_t add_pitch;
   int32_t weight_type;
   float eps;
+  void *y;
+  int32_t y_pitch;
+  int32_t reserved;
 } lm_rms_norm_backward_args;
 LM_API int32_t lm_rms_norm_backward(lm_ctx *ctx, const lm_rms_norm_backward_args *args, lm_stream *stream);
 
@@ -225,7 +229,8 @@ typedef struct lm_glu_forward_args {
 LM_API int32_t lm_glu_forward(lm_ctx *ctx, const lm_glu_forward_args *args, lm_stream *stream);
 
 /* lm_glu_backward: dgu = [dh * u * silu'(g) | dh * silu(g)].
- *   dgu [T, 2 I] written, may be gu;  dh [T, I] read;  gu [T, 2 I] read */
+ *   dgu [T, 2 I] written, may be gu;  dh [T, I] read;  gu [T, 2 I] read;
+ *   h [T, I] written with what the forward pass wrote, bit for bit, or NULL; may be dh */
 typedef struct lm_glu_backward_args {
   uint32_t size;
   int32_t type;
@@ -238,7 +243,8 @@ typedef struct lm_glu_backward_args {
   int32_t dgu_pitch;
   int32_t dh_pitch;
   int32_t gu_pitch;
-  int32_t reserved;
+  int32_t h_pitch;
+  void *h;
 } lm_glu_backward_args;
 LM_API int32_t lm_glu_backward(lm_ctx *ctx, const lm_glu_backward_args *args, lm_stream *stream);
 
@@ -334,6 +340,7 @@ LM_API int32_t lm_lora_linear_forward(lm_ctx *ctx, const lm_lora_linear_forward_
 /* lm_lora_linear_backward: with ds_i = scale<i> * dy_i B_i:  dB_i += dy_i^T s_i,  dA_i += ds_i^T x,  dx = dy W + ds A.
  *   dx [T, K] written, NULL = not wanted;  da [R, K] f32 accumulated;  db<i> [out<i>, rank<i>] f32 accumulated;
  *   ds [T, R] f32 workspace;  dy [T, N], x [T, K], s [T, R], w [N, K], a [R, K], b<i> read.
+ *   x and da are both NULL where lm_lora_down_backward adds to da later: ds must stay until then.
  *   Without adapters (R = 0) a, s, x, ds, da, b<i> and db<i> are NULL and only dx is computed. */
 typedef struct lm_lora_linear_backward_args {
   uint32_t size;
@@ -375,6 +382,27 @@ typedef struct lm_lora_linear_backward_args {
   int32_t reserved;
 } lm_lora_linear_backward_args;
 LM_API int32_t lm_lora_linear_backward(lm_ctx *ctx, const lm_lora_linear_backward_args *args, lm_stream *stream);
+
+/* lm_lora_down_backward: dA_i += ds_i^T x, the part of lm_lora_linear_backward that reads x, for callers that have x only later.
+ *   da [R, K] f32 accumulated;  ds [T, R] as lm_lora_linear_backward left it on the same device, read;  x [T, K] read;
+ *   type, a_type, rows, live and the ranks are those of that call */
+typedef struct lm_lora_down_backward_args {
+  uint32_t size;
+  int32_t type;
+  float *da;
+  const float *ds;
+  const void *x;
+  const int32_t *live;
+  int32_t rows;
+  int32_t in; /* K */
+  int32_t x_pitch;
+  int32_t a_type;
+  int32_t rank0;
+  int32_t rank1;
+  int32_t rank2;
+  int32_t reserved;
+} lm_lora_down_backward_args;
+LM_API int32_t lm_lora_down_backward(lm_ctx *ctx, const lm_lora_down_backward_args *args, lm_stream *stream);
 
 /* Attention ------------------------------------------------------------------------------------------------------ */
 

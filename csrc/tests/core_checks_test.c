@@ -132,6 +132,10 @@ static void rows(void) {
     valid.add_pitch = 4;
     ACCEPTS(rms_norm_backward, add = P);
     REFUSES(rms_norm_backward, add = ODD, "add is not aligned");
+    REFUSES(rms_norm_backward, y = P, "y_pitch is smaller");
+    valid.y_pitch = 4;
+    REFUSES(rms_norm_backward, y = P, "y is dx");
+    REFUSES(rms_norm_backward, y = ODD, "y is not aligned");
   }
   {
     lm_glu_forward_args valid = {.size = sizeof valid, .h = P, .gu = P, .rows = 2, .width = 4, .h_pitch = 4,
@@ -153,6 +157,10 @@ static void rows(void) {
     REFUSES(glu_backward, dh_pitch = 3, "dh_pitch is smaller");
     REFUSES(glu_backward, gu_pitch = 7, "gu_pitch is smaller");
     REFUSES(glu_backward, dh = NULL, "dh is NULL");
+    REFUSES(glu_backward, h = P, "h_pitch is smaller");
+    valid.h_pitch = 4;
+    ACCEPTS(glu_backward, h = P);
+    REFUSES(glu_backward, h = ODD, "h is not aligned");
   }
   {
     lm_rope_args valid = {.size = sizeof valid, .y = P, .x = P, .cos = P, .sin = P, .positions = P, .rows = 2,
@@ -218,7 +226,7 @@ static void linear(void) {
     REFUSES(lora_linear_backward, dy = NULL, "dy is NULL");
     REFUSES(lora_linear_backward, dy_pitch = 5, "dy_pitch is smaller");
     REFUSES(lora_linear_backward, w = NULL, "w is NULL");
-    REFUSES(lora_linear_backward, rank0 = 2, "x_pitch is smaller");
+    REFUSES(lora_linear_backward, rank0 = 2, "s_pitch is smaller");
     valid.rank0 = 2;
     valid.x_pitch = 4;
     valid.s_pitch = 2;
@@ -226,14 +234,31 @@ static void linear(void) {
     valid.da = valid.db0 = valid.ds = P;
     ACCEPTS(lora_linear_backward, dx = NULL);
     REFUSES(lora_linear_backward, s_pitch = 1, "s_pitch is smaller");
-    REFUSES(lora_linear_backward, x = NULL, "x is NULL");
+    REFUSES(lora_linear_backward, x = NULL, "one of x and da is NULL");
+    REFUSES(lora_linear_backward, x_pitch = 3, "x_pitch is smaller");
     REFUSES(lora_linear_backward, s = NULL, "s is NULL");
     REFUSES(lora_linear_backward, a = NULL, "a is NULL");
-    REFUSES(lora_linear_backward, da = NULL, "da is NULL");
+    REFUSES(lora_linear_backward, da = NULL, "one of x and da is NULL");
+    REFUSES(lora_linear_backward, da = HALF, "da is not aligned");
     REFUSES(lora_linear_backward, ds = HALF, "ds is not aligned");
     REFUSES(lora_linear_backward, b0 = NULL, "b0 is NULL");
     REFUSES(lora_linear_backward, db0 = NULL, "db0 is NULL");
     REFUSES(lora_linear_backward, a_type = 6, "a_type is not");
+    valid.x = NULL, valid.da = NULL, valid.x_pitch = 0;
+    ACCEPTS(lora_linear_backward, dx = NULL);
+  }
+  {
+    lm_lora_down_backward_args valid = {.size = sizeof valid, .da = P, .ds = P, .x = P, .rows = 2, .in = 4, .x_pitch = 4,
+        .rank0 = 2};
+    ACCEPTS(lora_down_backward, type = LM_BF16);
+    REFUSES(lora_down_backward, da = NULL, "da is NULL");
+    REFUSES(lora_down_backward, ds = NULL, "ds is NULL");
+    REFUSES(lora_down_backward, x = NULL, "x is NULL");
+    REFUSES(lora_down_backward, x_pitch = 3, "x_pitch is smaller");
+    REFUSES(lora_down_backward, rank0 = 0, "there is no adapter");
+    REFUSES(lora_down_backward, rank1 = -1, "rank1 is negative");
+    REFUSES(lora_down_backward, a_type = 9, "a_type is not");
+    REFUSES(lora_down_backward, live = ODD, "live is not aligned");
   }
 }
 

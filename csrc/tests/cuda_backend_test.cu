@@ -218,7 +218,7 @@ static int lost_device(void) {
   lm_backend_event *event = api->event_create(backend);
   void *memory = api->mem_reserve(backend, 4096), *pinned = api->pinned_reserve(backend, 4096, 0);
   gate g;
-  OK(api->stream_call(backend, stream, gate_pass, &g));
+  gate_hold(g, stream);
   OK(scale(stream, reinterpret_cast<void *>(UINT64_C(0x7ff000000000)), memory, 1024, 2));
   OK(api->event_record(backend, event, stream));
   OK(api->stream_call(backend, stream, note_status, &lost_status)); /* enqueued before the device is lost */

@@ -161,14 +161,20 @@ static void test_backward(const shape *h, int32_t type, int32_t w_type) {
   }
   for (int i = 0; i < 3; i++)
     if (h->rank[i] > 0) db[i] = make(LM_F32, h->out[i], h->rank[i], h->rank[i]);
+  bool apart = false;
   const auto call = [&](side &d) {
-    const lm_lora_linear_backward_args args = {
+    lm_lora_linear_backward_args args = {
         sizeof args, type, with_dx ? d.at(dx) : nullptr, (float *)or_null(d, da), (float *)or_null(d, db[0]),
         (float *)or_null(d, db[1]), (float *)or_null(d, db[2]), (float *)or_null(d, ds), d.at(dy), ranks ? d.at(x) : nullptr,
         or_null(d, l.s), d.at(w), or_null(d, l.a), or_null(d, l.b[0]), or_null(d, l.b[1]), or_null(d, l.b[2]), d.ints(live),
         h->rows, h->in, out, (int32_t)dx.pitch, (int32_t)dy.pitch, (int32_t)x.pitch, (int32_t)l.s.pitch, (int32_t)w.pitch, w_type,
         w_type, h->out[0], h->out[1], h->out[2], h->rank[0], h->rank[1], h->rank[2], h->scale[0], h->scale[1], h->scale[2], 0};
-    return lm_lora_linear_backward(d.ctx, &args, d.stream);
+    if (!apart) return lm_lora_linear_backward(d.ctx, &args, d.stream);
+    args.x = nullptr, args.da = nullptr;
+    const int32_t status = lm_lora_linear_backward(d.ctx, &args, d.stream);
+    const lm_lora_down_backward_args down = {sizeof down, type, (float *)d.at(da), (float *)d.at(ds), d.at(x), d.ints(live), h->rows,
+                                             h->in, (int32_t)x.pitch, w_type, h->rank[0], h->rank[1], h->rank[2], 0};
+    return status ? status : lm_lora_down_backward(d.ctx, &down, d.stream);
   };
   const std::string what = name_of("lora_linear_backward", h, type, w_type);
   if (!run(what.c_str(), call)) return;
@@ -189,6 +195,21 @@ static void test_backward(const shape *h, int32_t type, int32_t w_type) {
   for (array &b : db)
     if (b.rows > 0) written.push_back(&b);
   repeats(what.c_str(), written, call);
+
+  /* The part that reads x in a call of its own. */
+  if (ranks > 0) {
+    std::vector<std::vector<uint8_t>> whole;
+    for (array *a : written) {
+      whole.push_back(download(*a, 1));
+      transfer(sides[1], a->place, a->host.data(), a->host.size(), true);
+    }
+    apart = true;
+    CHECK(call(sides[1]) == LM_OK && lm_stream_wait(sides[1].stream) == LM_OK, "%s in two calls: %s", what.c_str(),
+          error_of(sides[1].ctx).c_str());
+    apart = false;
+    for (size_t i = 0; i < written.size(); i++)
+      CHECK(whole[i] == download(*written[i], 1), "%s: two calls gave other bits", what.c_str());
+  }
 
   /* Replayed from a graph: the same bits as launched one by one. */
   side &gpu = sides[1];

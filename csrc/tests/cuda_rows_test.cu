@@ -114,6 +114,17 @@ static void test_argmax(int32_t type, int32_t rows, int32_t width, int32_t gap) 
   same_bits(out, live_rows, named("argmax", rows, width, live_rows).c_str());
 }
 
+/* equal_rows: whether two arrays of one type and width hold the same bits in their first rows. */
+static bool equal_rows(const array &a, const std::vector<uint8_t> &a_bytes, const array &b, const std::vector<uint8_t> &b_bytes,
+                       int64_t rows) {
+  const size_t size = type_size(a.type);
+  for (int64_t r = 0; r < rows; r++) {
+    const size_t x = GUARD + (size_t)(a.offset + r * a.pitch) * size, y = GUARD + (size_t)(b.offset + r * b.pitch) * size;
+    if (memcmp(&a_bytes[x], &b_bytes[y], (size_t)a.width * size) != 0) return false;
+  }
+  return true;
+}
+
 /* RMSNorm ------------------------------------------------------------------------------------------------------------ */
 
 static void test_rms_norm(int32_t type, int32_t w_type, int32_t rows, int32_t width, int32_t gap, float scale) {
@@ -135,6 +146,12 @@ static void test_rms_norm(int32_t type, int32_t w_type, int32_t rows, int32_t wi
                                             w_type,      eps};
     return lm_rms_norm_backward(s.ctx, &args, s.stream);
   };
+  auto restore = [&](side &s) { /* y over dy, dx over add */
+    const lm_rms_norm_backward_args args = {sizeof args, type,  s.at(add), s.at(dy), s.at(x), s.at(w), s.at(add),
+                                            s.ints(live), rows, width,     pitch,    pitch,   pitch,   pitch,
+                                            w_type,      eps,   s.at(dy),  pitch,    0};
+    return lm_rms_norm_backward(s.ctx, &args, s.stream);
+  };
   run("rms_norm_forward", [&](side &s) { return forward(s, y); });
   same(y, live_rows, close_bounds(type), (shape + " forward").c_str());
   /* The difference of two sums: what cancels is of the size of dy / rms. */
@@ -145,6 +162,13 @@ static void test_rms_norm(int32_t type, int32_t w_type, int32_t rows, int32_t wi
   repeats("rms_norm", {&y, &dx}, [&](side &s) { return forward(s, y) ? LM_ERR_INTERNAL : backward(s, dx, dy, &add); });
   run("rms_norm_backward with add", [&](side &s) { return backward(s, add, dy, &add); });
   same(add, live_rows, limit, (shape + " backward into add").c_str());
+  const std::vector<uint8_t> with_add = download(add, 1), forward_bits = download(y, 1);
+  upload(add);
+  run("rms_norm_backward with y", restore);
+  same(add, live_rows, limit, (shape + " backward with y into add").c_str());
+  CHECK(download(add, 1) == with_add, "%s: y changes the bits of dx", shape.c_str());
+  CHECK(equal_rows(dy, download(dy, 1), y, forward_bits, live_rows), "%s: y has other bits than forward", shape.c_str());
+  upload(dy);
   run("rms_norm_backward in place", [&](side &s) { return backward(s, dy, dy, NULL); });
   same(dy, live_rows, limit, (shape + " backward into dy").c_str());
   run("rms_norm_forward in place", [&](side &s) { return forward(s, x); });
@@ -162,7 +186,12 @@ static void test_glu(int32_t type, int32_t rows, int32_t width, int32_t gap, flo
   const std::string shape = named("glu", rows, width, live_rows) + " scale " + std::to_string(scale);
   auto backward = [&](side &s, array &to) {
     const lm_glu_backward_args args = {sizeof args, type, s.at(to), s.at(dh), s.at(gu), s.ints(live), rows, width, 2 * width + gap,
-                                       width + gap, 2 * width + gap, 0};
+                                       width + gap, 2 * width + gap, 0, NULL};
+    return lm_glu_backward(s.ctx, &args, s.stream);
+  };
+  auto restore = [&](side &s) { /* h over dh, dgu over gu */
+    const lm_glu_backward_args args = {sizeof args, type, s.at(gu), s.at(dh), s.at(gu), s.ints(live), rows, width, 2 * width + gap,
+                                       width + gap, 2 * width + gap, width + gap, s.at(dh)};
     return lm_glu_backward(s.ctx, &args, s.stream);
   };
   auto forward = [&](side &s) {
@@ -178,6 +207,11 @@ static void test_glu(int32_t type, int32_t rows, int32_t width, int32_t gap, flo
   repeats("glu", {&h, &dgu}, [&](side &s) { return forward(s) ? LM_ERR_INTERNAL : backward(s, dgu); });
   run("glu_backward in place", [&](side &s) { return backward(s, gu); });
   same(gu, live_rows, limit, (shape + " backward in place").c_str());
+  const std::vector<uint8_t> without_h = download(gu, 1), forward_bits = download(h, 1);
+  upload(gu);
+  run("glu_backward with h", restore);
+  CHECK(download(gu, 1) == without_h, "%s: h changes the bits of dgu", shape.c_str());
+  CHECK(equal_rows(dh, download(dh, 1), h, forward_bits, live_rows), "%s: h has other bits than forward", shape.c_str());
 }
 
 static void test_rope(int32_t type, int32_t rows, int32_t heads, int32_t head_dim, int32_t rest, int32_t gap) {

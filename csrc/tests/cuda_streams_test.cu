@@ -1,4 +1,6 @@
 /* cuda_streams_test.cu: the CUDA backend: order, marks, host work, events and graphs. */
+#include <sys/resource.h>
+
 #include "cuda_vtable.h"
 
 /* Streams and marks -------------------------------------------------------------------------------------------------- */
@@ -10,7 +12,7 @@ static void test_order(void) {
   gate g;
   OK(api->fill(backend, a, device, 1, 4096));
   const uint64_t first = mark(a);
-  OK(api->stream_call(backend, a, gate_pass, &g));
+  gate_hold(g, a);
   OK(api->fill(backend, a, device, 2, 4096));
   const uint64_t second = mark(a);
   CHECK(mark(a) == second && second > first && first > 0, "marks grow with work only");
@@ -44,7 +46,7 @@ static void test_many_marks(void) {
   std::vector<uint64_t> marks;
   for (int turn = 0; turn < 2; turn++) {
     gate g;
-    OK(api->stream_call(backend, stream, gate_pass, &g));
+    gate_hold(g, stream);
     marks.clear();
     for (int i = 0; i < COUNT; i++) {
       if (api->fill(backend, stream, device, i, 64)) failed++;
@@ -93,9 +95,9 @@ static void test_waiters(void) {
   lm_backend_stream *stream = new_stream();
   uint8_t *device = bytes(api->mem_reserve(backend, 4096));
   gate g, h;
-  OK(api->stream_call(backend, stream, gate_pass, &g));
+  gate_hold(g, stream);
   const uint64_t at = mark(stream);
-  OK(api->stream_call(backend, stream, gate_pass, &h));
+  gate_hold(h, stream);
   waiter waiters[4];
   pthread_t ids[4];
   for (int i = 0; i < 4; i++) {
@@ -126,7 +128,7 @@ static void test_departed(void) {
   uint8_t *device = bytes(api->mem_reserve(backend, 4096)), *pinned = bytes(api->pinned_reserve(backend, 4096, 0));
   memset(pinned, 0, 4096);
   gate g;
-  OK(api->stream_call(backend, stream, gate_pass, &g));
+  gate_hold(g, stream);
   OK(api->fill(backend, stream, device, 9, 4096));
   const uint64_t at = mark(stream);
   OK(api->stream_follow(backend, other, stream, at));
@@ -176,7 +178,7 @@ static void test_failed_stream(void) {
   std::atomic<int32_t> seen{1};
   OK(api->fill(backend, bad, device, 1, 4096));
   const uint64_t before = mark(bad);
-  OK(api->stream_call(backend, bad, gate_pass, &g));
+  gate_hold(g, bad);
   OK(api->stream_call(backend, bad, refuse, NULL));
   OK(api->stream_call(backend, bad, note_status, &seen));
   OK(api->event_record(backend, event, bad));
@@ -224,7 +226,7 @@ static void test_events(void) {
   CHECK(ms > 0 && ms < 60000, "elapsed %g ms", ms);
   OK(api->event_elapsed(backend, &ms, end, start));
   CHECK(ms < 0, "elapsed backwards %g ms", ms);
-  OK(api->stream_call(backend, stream, gate_pass, &g));
+  gate_hold(g, stream);
   OK(api->event_record(backend, end, stream)); /* replaces the first record */
   CHECK(api->event_query(backend, end) == LM_NOT_READY, "a second record replaces the first");
   CHECK(api->event_elapsed(backend, &ms, start, end) == LM_ERR_STATE && failed_with(LM_ERR_STATE, "end"), "not reached yet");
@@ -235,7 +237,7 @@ static void test_events(void) {
   gate_open(g);
   OK(api->stream_wait(backend, other, at));
   OK(api->event_wait(backend, end));
-  OK(api->stream_call(backend, stream, gate_pass, &h));
+  gate_hold(h, stream);
   OK(api->event_record(backend, start, stream));
   api->event_destroy(backend, start); /* while it is under way */
   gate_open(h);
@@ -279,7 +281,7 @@ static void test_graphs(void) {
   CHECK(pinned[0] == 64, "a replay in another stream: %g", pinned[0]);
   const uint64_t start = allocations;
   gate g;
-  OK(api->stream_call(backend, stream, gate_pass, &g));
+  gate_hold(g, stream);
   OK(api->graph_launch(backend, graph, stream));
   OK(api->graph_launch(backend, graph, stream));
   api->graph_destroy(backend, graph); /* its launches have not run */
@@ -342,6 +344,45 @@ static void test_recorders(void) {
   }
 }
 
+/* A reservation that fails leaves nothing behind that a later launch would take for its own failure. Without room in the
+ * address space CUDA itself refuses. */
+static void test_failed_pin(void) {
+  lm_backend_stream *stream = new_stream();
+  float *x = floats(api->mem_reserve(backend, 4096));
+  struct rlimit limit, none;
+  getrlimit(RLIMIT_AS, &limit);
+  none = limit;
+  none.rlim_cur = 1;
+  setrlimit(RLIMIT_AS, &none);
+  void *const pinned = api->pinned_reserve(backend, UINT64_C(1) << 28, 1);
+  setrlimit(RLIMIT_AS, &limit);
+  CHECK(pinned == NULL && text_status < 0, "page-locked without address space: %s", text);
+  text_status = 0;
+  OK(scale(stream, x, x, 16, 1));
+  OK(wait_all(stream));
+  CHECK(text_status == 0, "the launch after it reports a failure: %s", text);
+  drop(stream);
+  api->mem_release(backend, x, 4096);
+}
+
+/* Memory that is not page-locked goes through a buffer of the driver: slower, in the order of the stream all the same. */
+static void test_pageable(void) {
+  enum { BYTES = (3 << 20) + 123 };
+  lm_backend_stream *stream = new_stream();
+  uint8_t *device = bytes(api->mem_reserve(backend, BYTES)), *from = bytes(malloc(BYTES)), *to = bytes(calloc(1, BYTES));
+  for (int i = 0; i < BYTES; i++) from[i] = (uint8_t)(i * 37 + (i >> 8));
+  OK(api->fill(backend, stream, device, 0xff, BYTES));
+  OK(api->copy(backend, stream, device, from, BYTES));
+  OK(api->fill(backend, stream, device + 1000, 7, 24));
+  OK(api->copy(backend, stream, to, device, BYTES));
+  OK(wait_all(stream));
+  memset(from + 1000, 7, 24);
+  CHECK(memcmp(from, to, BYTES) == 0, "pageable memory there and back");
+  drop(stream);
+  free(from), free(to);
+  api->mem_release(backend, device, BYTES);
+}
+
 /* Says which test runs, so that a hang has a name. */
 #define RUN(test) (fprintf(stderr, "%s\n", #test), test())
 
@@ -356,6 +397,8 @@ int main(void) {
   RUN(test_events);
   RUN(test_graphs);
   RUN(test_recorders);
+  RUN(test_failed_pin);
+  RUN(test_pageable);
   OK(api->synchronize(backend));
   api->close(backend);
   return report();

@@ -15,7 +15,7 @@
 #include <string>
 #include <vector>
 
-#include "../core/backend.h"
+#include "../cuda/runtime.h"
 
 static int passed, failed;
 
@@ -74,31 +74,41 @@ static lm_backend_open_fn open_backend;
 static lm_backend *backend;
 static const lm_backend_api *api;
 
-/* A gate holds a stream up until it is opened: the way to say in which order things happen. */
-struct gate {
-  pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
-  pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
-  bool opened = false, left = false;
-  int32_t seen = 1, result = LM_OK;
-};
+/* A gate holds a stream up until it is opened: the way to say in which order things happen. It is a kernel that looks at a word
+ * of host memory: host work would not do, because the driver runs that of all streams one after the other. */
+enum { GATES = 64 };
+static int32_t *gate_words; /* mapped page-locked memory, allocated before any gate is closed */
+static int gates_used;
 
-static inline int32_t gate_pass(void *arg, int32_t status) {
-  gate *g = static_cast<gate *>(arg);
-  pthread_mutex_lock(&g->mutex);
-  g->seen = status;
-  while (!g->opened) pthread_cond_wait(&g->changed, &g->mutex);
-  g->left = true;
-  pthread_cond_broadcast(&g->changed);
-  pthread_mutex_unlock(&g->mutex);
-  return g->result;
+/* Gives up after 20 seconds, so that a failure is not a hang. */
+__global__ void gate_wait(const volatile int32_t *word) {
+  uint64_t start, now;
+  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(start));
+  do asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
+  while (*word == 0 && now - start < UINT64_C(20000000000));
 }
 
-static inline void gate_open(gate &g) {
-  pthread_mutex_lock(&g.mutex);
-  g.opened = true;
-  pthread_cond_broadcast(&g.changed);
-  while (!g.left) pthread_cond_wait(&g.changed, &g.mutex);
-  pthread_mutex_unlock(&g.mutex);
+struct gate {
+  int32_t *word = NULL;
+};
+
+static inline void gate_hold(gate &g, lm_backend_stream *stream) {
+  g.word = gate_words + gates_used++ % GATES;
+  __atomic_store_n(g.word, 0, __ATOMIC_SEQ_CST);
+  gate_wait<<<1, 1, 0, stream->handle>>>(g.word);
+  const cudaError_t error = cudaGetLastError();
+  CHECK(error == cudaSuccess, "gate: %s", cudaGetErrorString(error));
+  lm_cuda_enqueued(stream);
+}
+
+static inline void gate_open(gate &g) { __atomic_store_n(g.word, 1, __ATOMIC_SEQ_CST); }
+
+/* Loads the kernel: later that would wait for the streams that it holds up. */
+static inline bool gates_ready(void) {
+  if (cudaHostAlloc(reinterpret_cast<void **>(&gate_words), GATES * sizeof *gate_words, cudaHostAllocMapped)) return false;
+  gate_words[0] = 1;
+  gate_wait<<<1, 1>>>(gate_words);
+  return cudaDeviceSynchronize() == cudaSuccess;
 }
 
 static inline lm_backend_stream *new_stream(int32_t priority = 0) {
@@ -151,6 +161,7 @@ static inline bool open_device(void) {
   backend = open_backend ? open_backend(LM_BACKEND_VERSION, &host, 0, 0) : NULL;
   if (backend) {
     api = backend->api;
+    CHECK(gates_ready(), "gates: %s", cudaGetErrorString(cudaGetLastError()));
     return true;
   }
   printf("skipped: %s\n0 passed, 0 failed\n", open_backend ? text : "the CUDA backend is not beside the library");

@@ -271,6 +271,25 @@ static void test_backward(const shape *h, int32_t type, int32_t w_type) {
       if (!first_of_level(d))
         CHECK(same_rows(&first[i], &got[i], rows), "lora_linear_backward %s %s x%d: other bits", names[i], NAME(d));
     }
+    if (ranks > 0) { /* the same in two calls */
+      matrix later = matrix_copy(&da), none[4] = {0};
+      lm_lora_linear_backward_args without = args;
+      without.x = NULL, without.da = NULL;
+      if (with_dx) without.dx = (none[0] = matrix_empty(type, h->rows, h->in, h->in + h->gap)).data;
+      float **const db_of[3] = {&without.db0, &without.db1, &without.db2};
+      for (int i = 0; i < 3; i++)
+        if (h->rank[i] > 0) *db_of[i] = (none[1 + i] = matrix_copy(&db[i])).data;
+      lm_cpu_lora_linear_backward(devices[d], &without);
+      const lm_lora_down_backward_args down = {sizeof down, type,    later.data,   work.data,   x.data,     &h->live,    h->rows,
+                                               h->in,       (int32_t)x.pitch, w_type, h->rank[0], h->rank[1], h->rank[2], 0};
+      lm_cpu_lora_down_backward(devices[d], &down);
+      CHECK(same_rows(&got[1], &later, ranks), "lora_down_backward %d %s x%d: other bits", (int)(h - shapes), NAME(d));
+      for (int i = 0; i < 3; i++)
+        if (h->rank[i] > 0) CHECK(same_rows(&got[2 + i], &none[1 + i], h->out[i]), "lora_linear_backward without x: other db%d", i);
+      if (with_dx) CHECK(same_rows(&got[0], &none[0], h->live), "lora_linear_backward without x: other dx");
+      free(later.data);
+      for (int i = 0; i < 4; i++) free(none[i].data);
+    }
     CHECK(untouched(&got[0], with_dx ? h->live : 0), "lora_linear_backward %s x%d wrote outside", NAME(d));
     if (ranks > 0) CHECK(untouched(&work, h->live), "lora_linear_backward ds %s x%d wrote outside", NAME(d));
     free(work.data);

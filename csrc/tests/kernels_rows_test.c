@@ -127,6 +127,15 @@ static void test_rms_norm(int32_t type, int32_t rows, int32_t width) {
     lm_cpu_rms_norm_backward(devices[d], &back);
     back.dx = e.data, back.dx_pitch = width + 2, back.dy = e.data, back.add = NULL; /* dx is dy */
     lm_cpu_rms_norm_backward(devices[d], &back);
+    /* y is dy, dx is add: both must keep what they need until it is read */
+    matrix f = matrix_copy(&add), h = matrix_copy(&dy);
+    back.dx = back.add = NULL, back.dx = f.data, back.add = f.data, back.dx_pitch = width, back.dy = h.data;
+    back.y = h.data, back.y_pitch = width + 2;
+    lm_cpu_rms_norm_backward(devices[d], &back);
+    CHECK(same_values(&a, &h, live), "rms_norm_backward %s %s: y has other bits than forward", type_names[type],
+          NAME(d));
+    CHECK(same_rows(&c, &f, live), "rms_norm_backward %s %s with y: dx has other bits", type_names[type], NAME(d));
+    free(f.data), free(h.data);
     const double tolerance = 2e-6 * (1 + largest);
     CHECK(distance(&a, y, live, 2e-6) <= 1, "rms_norm_forward %s %s x%d width %d", type_names[type], NAME(d), (int)width);
     CHECK(distance(&b, dx, live, tolerance) <= 1 && untouched(&b, live), "rms_norm_backward %s %s x%d width %d",
@@ -159,8 +168,16 @@ static void test_glu(int32_t type, int32_t rows, int32_t width) {
                                          rows,           width, width + 2, 2 * width + 1};
     lm_cpu_glu_forward(devices[d], &forward);
     const lm_glu_backward_args back = {sizeof back, type,  g.data,        dh.data,   g.data,        &live,
-                                       rows,        width, 2 * width + 1, width + 5, 2 * width + 1, 0}; /* in place */
+                                       rows,        width, 2 * width + 1, width + 5, 2 * width + 1, 0, NULL}; /* in place */
     lm_cpu_glu_backward(devices[d], &back);
+    matrix again = matrix_copy(&gu), down = matrix_copy(&dh); /* h is dh */
+    lm_glu_backward_args with = back;
+    with.dgu = again.data, with.gu = again.data, with.dh = down.data, with.h = down.data, with.h_pitch = width + 5;
+    lm_cpu_glu_backward(devices[d], &with);
+    CHECK(same_values(&y, &down, live), "glu_backward %s %s: h has other bits than forward",
+          type_names[type], NAME(d));
+    CHECK(same_rows(&g, &again, live), "glu_backward %s %s with h: dgu has other bits", type_names[type], NAME(d));
+    free(again.data), free(down.data);
     const double forward_error = distance(&y, h, live, 4e-5), back_error = distance(&g, dgu, live, 4e-5);
     CHECK(forward_error <= 1 && untouched(&y, live), "glu_forward %s %s x%d width %d: %g", type_names[type], NAME(d),
           (int)width, forward_error);

@@ -158,6 +158,16 @@ static inline int untouched(const matrix *m, int64_t live) {
 }
 
 /* Rows [0, live) hold the same bits. */
+/* same_values: the first `live` rows hold the same bits, whatever the pitches. */
+static inline int same_values(const matrix *a, const matrix *b, int64_t live) {
+  const size_t size = type_size(a->type);
+  for (int64_t t = 0; t < live; t++) {
+    const char *x = (const char *)a->data + (size_t)(t * a->pitch) * size, *y = (const char *)b->data + (size_t)(t * b->pitch) * size;
+    if (memcmp(x, y, (size_t)a->width * size) != 0) return 0;
+  }
+  return 1;
+}
+
 static inline int same_rows(const matrix *a, const matrix *b, int64_t live) {
   for (int64_t r = 0; r < live; r++) {
     const size_t offset = (size_t)(r * a->pitch) * type_size(a->type);

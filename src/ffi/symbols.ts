@@ -32,6 +32,7 @@ export const KERNELS = {
   lm_lora_down: KERNEL,
   lm_lora_linear_forward: KERNEL,
   lm_lora_linear_backward: KERNEL,
+  lm_lora_down_backward: KERNEL,
   lm_attention_forward: KERNEL,
   lm_attention_backward: KERNEL,
   lm_attention_cached_forward: KERNEL,

@@ -114,3 +114,81 @@ test("emitBackward() recomputes the owner of a window, not the window", () => {
     ["whole'"],
   );
 });
+
+/** y = g(x): its backward rule can write y again. */
+const g: OpKind<{ readonly y: Value; readonly x: Value }> = {
+  name: "g",
+  restores: true,
+  uses: ({ y, x }) => ({ reads: [x], writes: [y] }),
+  cost: () => [],
+  bind: ({ y }) => ({ fill: y }),
+  backward({ y, x }, walk) {
+    const dx = walk.gradientLike(x);
+    const restored = walk.restored(y);
+    walk.emit(dg, { dx, y: restored, dy: walk.gradient(y) as Value });
+    walk.contribute(x, dx);
+  },
+};
+
+const dg: OpKind<{ readonly dx: Value; readonly y: Value | null; readonly dy: Value }> = {
+  name: "dg",
+  uses: ({ dx, y, dy }) => ({ reads: [dy], writes: y === null ? [dx] : [dx, y] }),
+  cost: () => [],
+  bind: ({ dx }) => ({ fill: dx }),
+};
+
+/** z = h(y): its backward rule reads y, but not at once. */
+const h: OpKind<{ readonly z: Value; readonly y: Value }> = {
+  name: "h",
+  uses: ({ z, y }) => ({ reads: [y, parameter()], writes: [z] }),
+  cost: () => [],
+  bind: ({ z }) => ({ fill: z }),
+  backward({ z, y }, walk) {
+    walk.prepare(y);
+    const dy = walk.gradientLike(y);
+    const dz = walk.gradient(z) as Value;
+    walk.emit(df, { dx: dy, dy: dz, x: dz });
+    walk.contribute(y, dy);
+    walk.later(y, (there) => walk.emit(late, { x: there }));
+  },
+};
+
+const late: OpKind<{ readonly x: Value }> = {
+  name: "late",
+  uses: ({ x }) => ({ reads: [x], writes: [] }),
+  cost: () => [],
+  bind: ({ x }) => ({ fill: x }),
+};
+
+function restoring(kept: boolean, trained: boolean) {
+  const builder = new ProgramBuilder();
+  const make = (name: string, role: SaveRole | null = null) =>
+    makeValue(name, "f32", [4, 4], { role });
+  const [x, v, y, z] = [make("x"), make("v"), make("y", kept ? "qkv" : null), make("z")];
+  builder.emit(f, { y: v, inputs: trained ? [x, parameter()] : [x] });
+  builder.emit(g, { y, x: v });
+  builder.emit(h, { z, y });
+  backward(builder, z, ({ role }) => role !== null);
+  return builder.ops.slice(3);
+}
+
+test("emitBackward() lets a rule write its output again instead of recomputing it", () => {
+  const ops = restoring(false, true);
+  assert.deepEqual(
+    ops.slice(0, 4).map(({ kind, phase }) => `${phase}:${kind.name}`),
+    ["recompute:f", "backward:df", "backward:dg", "backward:late"],
+  );
+  // What the rule wrote is what was waited for.
+  assert.equal(ops[3]?.uses.reads[0], ops[2]?.uses.writes[1]);
+});
+
+test("emitBackward() restores nothing that is kept", () => {
+  const ops = restoring(true, true);
+  assert.equal(ops.find(({ kind }) => kind.name === "dg")?.uses.writes.length, 1);
+  assert.equal(ops.find(({ kind }) => kind.name === "late")?.uses.reads[0]?.name, "y");
+});
+
+test("emitBackward() recomputes what is waited for where the producer has no backward pass", () => {
+  const names = restoring(false, false).map(({ kind, phase }) => `${phase}:${kind.name}`);
+  assert.deepEqual(names, ["backward:df", "recompute:f", "recompute:g", "backward:late"]);
+});

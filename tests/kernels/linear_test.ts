@@ -182,6 +182,19 @@ for (const kind of KINDS) {
             onDevice,
             { stream, ...(R > 0 ? adapters : {}) },
           );
+          if (aView) {
+            // The part that reads x in a call of its own: the same bits.
+            const later = rig.tensor("f32", [R, K], new Float32Array(R * K).fill(1));
+            const { x: _, gradA: __, ...rest } = adapters;
+            const own = onDevice.map((part, index) => {
+              const { out = 0, rank = 0 } = parts[index] ?? {};
+              return rank === 0 ? part : { ...part, gradB: rig.tensor("f32", [out, rank]).view };
+            });
+            const [gradient, weight] = [rig.matrix(dtype, dy).view, rig.matrix(stored, w).view];
+            kernels.loraLinearBackward(null, gradient, weight, own, { stream, ...rest });
+            kernels.loraDownBackward(later.view, rest.ds, input, aView, own, { stream });
+            assert.deepEqual((await rig.read(later)).data, (await rig.read(gradA)).data, what);
+          }
           const loss = () => dot(reference.loraGroup(x, w, a, parts), dy);
           const tolerance = 4 * TOLERANCE[dtype] + 1e-5;
           assertGradient(await rig.read(dx), x, loss, tolerance, `dx: ${what}`, 6);
@@ -357,7 +370,26 @@ test("linear kernels reject groups and tensors that do not fit", SLOW, async () 
           a,
           ds: s,
         }),
-      /^loraLinearBackward: gradA is missing: the group has adapters/,
+      /^loraLinearBackward: gradA is missing: x is given/,
+    ],
+    [
+      () =>
+        kernels.loraLinearBackward(x, y, w, [{ out: 6, rank: 2, b, gradB: b }], {
+          ...options,
+          s,
+          a,
+          ds: s,
+          gradA: a,
+        }),
+      /^loraLinearBackward: x is missing: gradA is given/,
+    ],
+    [
+      () => kernels.loraDownBackward(a, s, x, a, [{ out: 6 }], options),
+      /^loraDownBackward: the group has no adapter/,
+    ],
+    [
+      () => kernels.loraDownBackward(a, s, x, a, [{ out: 6, rank: 3 }], options),
+      /^loraDownBackward: R does not fit/,
     ],
   ];
   for (const [use, message] of cases) assert.throws(use, { code: "BAD_ARGUMENT", message });

@@ -126,6 +126,18 @@ for (const kind of KINDS) {
         );
         const loss = () => dot(reference.rmsNorm(x, weight, EPS), dy) + dot(x, add);
         assertGradient(await rig.read(dx), x, loss, 4 * TOLERANCE[dtype], `${dtype} [4, ${width}]`);
+        // y again, over dy: the bits of the forward pass.
+        const y = rig.tensor(dtype, [4, width]);
+        const again = rig.matrix(dtype, dy, { gap: 2 });
+        const other = rig.tensor(dtype, [4, width]);
+        const input = rig.matrix(dtype, x).view;
+        kernels.rmsNormForward(y.view, input, w, EPS, { stream: rig.stream });
+        kernels.rmsNormBackward(other.view, again.view, input, w, EPS, {
+          ...options,
+          y: again.view,
+        });
+        assert.deepEqual((await rig.read(again)).data, (await rig.read(y)).data);
+        assert.deepEqual((await rig.read(other)).data, (await rig.read(dx)).data);
       }
     }
   });
@@ -147,6 +159,11 @@ for (const kind of KINDS) {
         kernels.gluBackward(dgu.view, gradient, input.view, { stream, live });
         kernels.gluBackward(input.view, gradient, input.view, { stream });
         const what = `${dtype} [3, ${width}]`;
+        const again = rig.matrix(dtype, dh);
+        const free = rig.tensor(dtype, [3, 2 * width]);
+        const fresh = rig.matrix(dtype, gu).view;
+        kernels.gluBackward(free.view, again.view, fresh, { stream, h: again.view });
+        assert.deepEqual((await rig.read(again)).data, (await rig.read(h)).data, `${what} h`);
         assertClose(await rig.read(h), reference.glu(gu), TOLERANCE[dtype], what);
         const whole = await rig.read(input);
         assertGradient(whole, gu, () => dot(reference.glu(gu), dh), 2 * TOLERANCE[dtype], what);

@@ -9,7 +9,7 @@ const PAGE = 2 << 20;
 /** What PyTorch's caching allocator held over the least on a GPU host, as a part of the least, trace by trace. */
 const TORCH = [0.205, 0.566, 0.155, 0.278, 0.321];
 
-// rmm#1245, pytorch#110194. Mutants: let lm_zone_of put everything into one zone; leave out find_pages in lm_pool_grow.
+// rmm#1245, pytorch#110194. Mutant: let lm_zone_of put everything into one zone.
 test(
   "MemoryPool holds at most half of what PyTorch's allocator holds over the least, and then takes nothing",
   SLOW,

@@ -57,7 +57,7 @@ test("OpKind.cost() adds up to the arithmetic of a LoRA step in closed form", ()
     assert.ok(Math.abs((dropMlp.matrix - sums.matrix) / gateUp - 1) < 1e-9, name);
     const checkpoint = flops(trainOf(planModel(name, "checkpoint", dims)), load);
     const down = 2 * (h * i) + up(h);
-    const downs = 2 * ranks * (h * 3 + q + h * 2 + i); // s of every group
+    const downs = 2 * ranks * (h * 3 + q + h * 2); // s of every group but the last, which is kept
     const again = tokens * layers * (2 * perLayer + up(q + 2 * kv + h + 2 * i + h) - down + downs);
     assert.ok(Math.abs((checkpoint.matrix - sums.matrix) / again - 1) < 1e-9, name);
     assert.equal(checkpoint.attention - sums.attention, 4 * layers * q * pairs, name);

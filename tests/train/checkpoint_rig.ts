@@ -15,7 +15,13 @@ const RING = { slots: 3, slotBytes: 16384, threads: 1 };
 const golden: Golden = await readGolden("llama");
 
 export const SETTINGS = { model: "golden", data: "golden" };
-export const CHOSEN = { device: "sim", savePoints: "keep", lossChunkTokens: 32, plan: "none" };
+const CHOSEN = {
+  device: "sim",
+  weights: "resident",
+  savePoints: "keep",
+  lossChunkTokens: 32,
+  plan: "none",
+} as const;
 
 /** A session, its ring and its checkpoints. */
 export interface Rig extends AsyncDisposable {

@@ -40,10 +40,16 @@ export function smallRun(more: Partial<TrainOptions> = {}): TrainOptions {
   };
 }
 
-/** What a run did: every step without its times, evaluation losses by step, and the adapter as a hash. */
+/** What a step did that is the same in every run; times are not. */
+type SameInfo = Pick<StepInfo, (typeof SAME)[number]>;
+const SAME = [
+  ...(["step", "epoch", "loss", "learningRate", "gradNorm"] as const),
+  ...(["skipped", "lossScale", "tokens"] as const),
+] as const;
+
+/** What a run did: every step without its times, the adapter as a hash, and notices. */
 export interface Trace {
-  readonly steps: Omit<StepInfo, "seconds" | "tokensPerSecond">[];
-  readonly evaluated: Map<number, number>;
+  readonly steps: SameInfo[];
   adapter: string;
   readonly notices: Notice[];
 }
@@ -56,12 +62,11 @@ export interface TraceOptions {
 
 /** Runs to the end, or until `after` says so. */
 export async function traceRun(options: TrainOptions, how: TraceOptions = {}): Promise<Trace> {
-  const trace: Trace = { steps: [], evaluated: new Map(), adapter: "", notices: [] };
+  const trace: Trace = { steps: [], adapter: "", notices: [] };
   const onNotice = (notice: Notice) => void trace.notices.push(notice);
-  await using trainer = await LoraTrainer.open({ ...options, onNotice });
+  await using trainer = await LoraTrainer.open(options, { onNotice });
   for await (const step of trainer.steps(how.signal === undefined ? {} : { signal: how.signal })) {
-    const { seconds: _, tokensPerSecond: __, ...same } = step;
-    trace.steps.push(same);
+    trace.steps.push(Object.fromEntries(SAME.map((name) => [name, step[name]])) as SameInfo);
     if (await how.after?.(trainer, step.step)) return trace;
   }
   trace.adapter = await adapterHash(trainer);

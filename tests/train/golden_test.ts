@@ -135,6 +135,44 @@ test("Session gives the same bits for any threads, save points, execution mode a
   }
 });
 
+test("Session computes the MLP in tiles: the same loss, gradients that differ in the order of sums only", async () => {
+  for (const [name, device] of [
+    ["llama", "cpu"],
+    ["llama+qv-only", "cpu"],
+    ["qwen2", "cpu"],
+    ["qwen2", KINDS.at(-1) ?? "cpu"],
+  ] as const) {
+    const golden = await readGolden(name);
+    const run = async (setup: SessionSetup) => {
+      await using session = await openGolden(golden, { device, policy: "checkpoint", ...setup });
+      await session.accumulate(golden.batches[0] ?? []);
+      const gradients = await exportAdapters(session.executor, session.run, "gradient");
+      session.executor.clear(session.run.adapters.gradient);
+      return { losses: await lossesOf(session, golden), gradients: flatten(gradients) };
+    };
+    const whole = await run({});
+    const setups: SessionSetup[] = [
+      { dims: { mlpTileTokens: 16 } },
+      { dims: { mlpTileTokens: 27 }, mode: "eager" },
+      { dims: { mlpTileTokens: 27, tokensPerMicroBatch: 128 }, policy: ["keep", "checkpoint"] },
+      // The last tiles hold no tokens.
+      { dims: { mlpTileTokens: 24, tokensPerMicroBatch: 256 }, policy: ["checkpoint", "keep"] },
+    ];
+    for (const setup of setups) {
+      const what = `${name} ${device} ${JSON.stringify(setup)}`;
+      const tiled = await run(setup);
+      assert.equal(tiled.losses[0], whole.losses[0], what);
+      for (const [step, loss] of tiled.losses.entries())
+        assert.ok(
+          Math.abs(loss - (whole.losses[step] ?? 0)) < LOSS,
+          `${what} step ${step}: ${loss}`,
+        );
+      for (const [key, gradient] of tiled.gradients)
+        assert.ok(relativeError(gradient, whole.gradients.get(key) ?? []) < 1e-5, `${what} ${key}`);
+    }
+  }
+});
+
 test("Session reports the gradient norm before clipping", async () => {
   const golden = await readGolden("llama");
   await using session = await openGolden(golden);

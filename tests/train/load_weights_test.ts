@@ -137,6 +137,21 @@ test("loadWeights() loads shards, whatever the order of tensors in them", () =>
     await session.dispose();
   }));
 
+test("loadWeights() leaves a session that can be closed where the disk fails half-way", async () => {
+  const golden = await readGolden("qwen2");
+  const run = await planGolden(golden);
+  await using file = await openSafetensors(`${golden.folder}/model`);
+  const files = { failAt: 6, fails: 1000 };
+  await using device = await Device.open("sim", { threads: 1, files });
+  const before = device.stats();
+  const session = Session.commit(device, run, "graph");
+  const ring = device.createFileRing(SMALL_RING);
+  await rejects(() => loadWeights(session.executor, run, file, ring), "IO", /model\.safetensors/);
+  await ring.dispose();
+  await session.dispose();
+  assert.equal(device.stats().reserved, before.reserved);
+});
+
 test("LoraTrainer.open() reports the load, and gives everything back where it is stopped", async () => {
   const options = {
     model: join(DEMO, "model"),

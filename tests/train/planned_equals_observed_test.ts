@@ -24,35 +24,39 @@ import {
   type SessionSetup,
 } from "./support.ts";
 
-/** Golden case, precision, loss chunk (a divisor of the 78 labels), and save points or the share of the way from the
- * leanest to the fastest plan that the budget allows. Golden models have two layers. */
-const CONFIGURATIONS: readonly (readonly [string, Precision, number, string | number])[] = [
-  ["llama", "fp32", 39, "keep"],
-  ["llama", "fp32", 39, "dropMlp"],
-  ["llama", "fp32", 39, "checkpoint"],
-  ["llama", "fp32", 26, "1 keep + 1 checkpoint"],
-  ["llama", "fp32", 13, "1 keep + 1 dropMlp"],
-  ["llama", "fp32", 78, "1 dropMlp + 1 checkpoint"],
-  ["llama", "bf16", 39, "keep"],
-  ["llama", "bf16", 26, "dropMlp"],
-  ["llama", "bf16", 78, "checkpoint"],
-  ["llama", "fp32", 26, 0],
-  ["llama", "bf16", 39, 0.5],
-  ["llama", "fp32", 13, 0.8],
-  ["qwen2", "fp32", 39, "keep"],
-  ["qwen2", "fp32", 39, "dropMlp"],
-  ["qwen2", "fp32", 39, "checkpoint"],
-  ["qwen2", "bf16", 13, "1 keep + 1 dropMlp"],
-  ["qwen2", "bf16", 78, "1 dropMlp + 1 checkpoint"],
-  ["qwen2", "fp32", 26, 0.3],
-  ["qwen2", "bf16", 39, 0.6],
-  ["qwen2", "fp16", 39, "1 keep + 1 checkpoint"],
-  ["llama3-rope-tied", "bf16", 39, "keep"],
-  ["llama3-rope-tied", "bf16", 26, "1 keep + 1 checkpoint"],
-  ["llama+qv-only", "fp32", 39, "dropMlp"],
-  ["llama+rank-pattern", "fp32", 39, "1 keep + 1 checkpoint"],
-  ["llama+rank-pattern", "bf16", 26, "checkpoint"],
-];
+/** Golden case, precision, loss chunk (a divisor of the 78 labels), save points or the share of the way from the leanest
+ * to the fastest plan that the budget allows, and rows of a tile of the MLP. Golden models have two layers. */
+const CONFIGURATIONS: readonly (readonly [string, Precision, number, string | number, number?])[] =
+  [
+    ["llama", "fp32", 39, "keep"],
+    ["llama", "fp32", 39, "dropMlp"],
+    ["llama", "fp32", 39, "checkpoint"],
+    ["llama", "fp32", 26, "1 keep + 1 checkpoint"],
+    ["llama", "fp32", 13, "1 keep + 1 dropMlp"],
+    ["llama", "fp32", 78, "1 dropMlp + 1 checkpoint"],
+    ["llama", "bf16", 39, "keep"],
+    ["llama", "bf16", 26, "dropMlp"],
+    ["llama", "bf16", 78, "checkpoint"],
+    ["llama", "fp32", 26, 0],
+    ["llama", "bf16", 39, 0.5],
+    ["llama", "fp32", 13, 0.8],
+    ["qwen2", "fp32", 39, "keep"],
+    ["qwen2", "fp32", 39, "dropMlp"],
+    ["qwen2", "fp32", 39, "checkpoint"],
+    ["qwen2", "bf16", 13, "1 keep + 1 dropMlp"],
+    ["qwen2", "bf16", 78, "1 dropMlp + 1 checkpoint"],
+    ["qwen2", "fp32", 26, 0.3],
+    ["qwen2", "bf16", 39, 0.6],
+    ["qwen2", "fp16", 39, "1 keep + 1 checkpoint"],
+    ["llama3-rope-tied", "bf16", 39, "keep"],
+    ["llama3-rope-tied", "bf16", 26, "1 keep + 1 checkpoint"],
+    ["llama+qv-only", "fp32", 39, "dropMlp"],
+    ["llama+rank-pattern", "fp32", 39, "1 keep + 1 checkpoint"],
+    ["llama+rank-pattern", "bf16", 26, "checkpoint"],
+    ["llama", "fp32", 39, "checkpoint", 16],
+    ["qwen2", "bf16", 26, "1 keep + 1 checkpoint", 27],
+    ["llama+rank-pattern", "fp32", 39, "1 dropMlp + 1 checkpoint", 48],
+  ];
 
 /** The same with five layers whose weights may be streamed. */
 const DEEP: readonly (readonly [string, Precision, number, string, WeightPlace])[] = [
@@ -169,12 +173,14 @@ async function prove(golden: Golden, setup: SessionSetup): Promise<void> {
 const onEveryDevice = KINDS.flatMap((device) =>
   CONFIGURATIONS.map((configuration) => [device, ...configuration] as const),
 );
-for (const [device, name, precision, lossChunkTokens, wanted] of onEveryDevice) {
-  const what = typeof wanted === "string" ? wanted : `budget ${wanted}`;
+for (const [device, name, precision, lossChunkTokens, wanted, mlpTileTokens] of onEveryDevice) {
+  const tiles = mlpTileTokens === undefined ? "" : `, tiles of ${mlpTileTokens}`;
+  const what = `${typeof wanted === "string" ? wanted : `budget ${wanted}`}${tiles}`;
   test(`Executor keeps to its plan: ${device}, ${name}, ${precision}, loss chunk ${lossChunkTokens}, ${what}`, async () => {
     const golden = await readGolden(name);
     const policy = await pointsOf(golden, { device, precision }, lossChunkTokens, wanted);
-    await prove(golden, { device, policy, precision, dims: { lossChunkTokens } });
+    const dims = { lossChunkTokens, ...(mlpTileTokens === undefined ? {} : { mlpTileTokens }) };
+    await prove(golden, { device, policy, precision, dims });
   });
 }
 

@@ -49,9 +49,10 @@ class Arenas implements Disposable {
 
   /** Brings the copies in line with the device, once its work has ended. */
   async read(): Promise<void> {
-    const { stream } = this.#session.executor;
-    for (const { device, host } of this.#copies) stream.copy(host, device);
-    await stream.done();
+    const { executor } = this.#session;
+    await executor.done(); // copies beside the ops, too
+    for (const { device, host } of this.#copies) executor.stream.copy(host, device);
+    await executor.stream.done();
   }
 
   /** Brings the device in line with the copies. */
@@ -93,11 +94,13 @@ export async function shadowRun(
     }
     return ranges;
   };
+  const written = new Set<Value>();
   await executor.runEach(name, headChunks, async (op: Op, launch: () => void) => {
     const { reads, writes, updates = [], scratch = [] } = op.uses;
     const declared = rangesOf([...reads, ...writes, ...updates, ...scratch]);
-    // What is only written has no content yet: it is poisoned too, so that every write shows.
-    const needed = rangesOf([...reads, ...updates]);
+    // What was not written before has no content yet: it is poisoned too, so that every write shows.
+    const defined = (value: Value) => value.memory !== "activations" || written.has(rootOf(value));
+    const needed = rangesOf([...reads, ...updates.filter(defined)]);
     const writable = rangesOf([...writes, ...updates, ...scratch]);
     const before = Object.fromEntries(CLASSES.map((c) => [c, memory[c].slice()])) as typeof memory;
     for (const c of CLASSES)
@@ -107,6 +110,7 @@ export async function shadowRun(
     ) as typeof memory;
     await arenas.write();
     launch();
+    await executor.done();
     await arenas.read();
     for (const c of CLASSES) {
       outside(writable[c], memory[c].length, (start, end) => {
@@ -121,6 +125,7 @@ export async function shadowRun(
       );
     }
     for (const value of [...writes, ...updates, ...scratch].map(rootOf)) {
+      written.add(value);
       report.writable.add(value);
       const [start, bytes] = [plan.slot(value).offset, bytesOf(value)];
       const end = lastChange(memory[value.memory], poisoned[value.memory], start, start + bytes);

@@ -56,6 +56,7 @@ test("Session gives the same bits however late ops and copies are", async () => 
   using golden = await deepGolden("llama", DEPTH);
   const setup = { policy: "offload", weights: "stream" } as const;
   const reference = await outcome(golden, {});
+  // Microseconds before every op, copy to the device and copy to the host.
   for (const delays of [
     [0, 3000, 0],
     [0, 0, 3000],

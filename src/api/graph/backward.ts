@@ -34,6 +34,9 @@ class ReverseWalk implements BackwardWalk {
   readonly #isKept: (value: Value) => boolean;
   /** Recomputed and restored copies. Every copy is read for the last time within its own layer, so none lives long. */
   readonly #copies: Map<Value, Value>;
+  /** Copies that are forgotten after the recomputation that they were made for: their producer restores them. */
+  readonly #passing = new Set<Value>();
+  readonly #waiting = new Map<Value, ((value: Value) => void)[]>();
 
   constructor(
     builder: ProgramBuilder,
@@ -58,10 +61,20 @@ class ReverseWalk implements BackwardWalk {
   }
 
   step(op: Op): void {
-    if (!op.uses.writes.some((value) => this.#gradients.has(value) && this.wants(value))) return;
+    const { writes } = op.uses;
     this.#builder.layer = op.layer;
-    op.kind.backward?.(op.attributes, this);
-    for (const value of op.uses.writes) this.#gradients.delete(value);
+    if (writes.some((value) => this.#gradients.has(value) && this.wants(value))) {
+      op.kind.backward?.(op.attributes, this);
+      for (const value of writes) this.#gradients.delete(value);
+    }
+    for (const value of writes) {
+      const uses = this.#waiting.get(value) ?? [];
+      this.#waiting.delete(value);
+      if (uses.length === 0) continue;
+      const there = this.need(value);
+      for (const use of uses) use(there);
+      this.#copies.delete(value);
+    }
   }
 
   gradient(value: Value): Value | null {
@@ -89,18 +102,29 @@ class ReverseWalk implements BackwardWalk {
   }
 
   need(value: Value): Value {
-    const root = rootOf(value);
-    if (root !== value) {
-      const base = this.need(root);
-      if (base === root) return value;
-      return viewOf(base, value.name, value.shape, value.view?.elements ?? 0, value.pitch);
-    }
+    const there = this.#available(value);
+    for (const passing of this.#passing) this.#copies.delete(passing);
+    this.#passing.clear();
+    return there;
+  }
+
+  prepare(value: Value): void {
     const producer = this.#producers.get(value);
-    if (producer === undefined || this.#isKept(value)) return value;
-    const copy = this.#copies.get(value);
-    if (copy !== undefined) return copy;
-    this.#recompute(producer);
-    return this.#copies.get(value) as Value;
+    if (producer?.kind.restores !== true || !this.wants(value)) return;
+    for (const read of producer.uses.reads) this.need(read);
+  }
+
+  later(value: Value, use: (value: Value) => void): void {
+    const producer = this.#producers.get(value);
+    if (producer?.kind.restores !== true || this.#isKept(value)) {
+      use(this.need(value));
+      return;
+    }
+    this.#waiting.set(value, [...(this.#waiting.get(value) ?? []), use]);
+  }
+
+  restored(value: Value): Value | null {
+    return this.#waiting.has(value) ? this.#copy(value) : null;
   }
 
   emit<A>(kind: OpKind<A>, attributes: A): void {
@@ -111,17 +135,25 @@ class ReverseWalk implements BackwardWalk {
     return this.#builder.value(`d(${value.name})`, value.dtype, value.shape);
   }
 
+  #available(value: Value): Value {
+    const root = rootOf(value);
+    if (root !== value) {
+      const base = this.#available(root);
+      if (base === root) return value;
+      return viewOf(base, value.name, value.shape, value.view?.elements ?? 0, value.pitch);
+    }
+    const producer = this.#producers.get(value);
+    if (producer === undefined || this.#isKept(value)) return value;
+    return this.#copies.get(value) ?? this.#recompute(producer, value);
+  }
+
   /** Emits the producer of a dropped value again, from kept ancestors: the same kernel, so the same bits. */
-  #recompute(producer: Op): void {
+  #recompute(producer: Op, wanted: Value): Value {
     const mapping = new Map<Value, Value>();
-    for (const value of producer.uses.reads) mapping.set(value, this.need(value));
+    for (const value of producer.uses.reads) mapping.set(value, this.#available(value));
     for (const value of producer.uses.writes) {
-      const copy = makeValue(`${value.name}'`, value.dtype, value.shape, {
-        layer: value.layer,
-        pitch: value.pitch,
-      });
-      mapping.set(value, copy);
-      this.#copies.set(value, copy);
+      mapping.set(value, this.#copy(value));
+      if (producer.kind.restores === true) this.#passing.add(value);
     }
     for (const value of producer.uses.scratch ?? []) {
       mapping.set(
@@ -130,6 +162,14 @@ class ReverseWalk implements BackwardWalk {
       );
     }
     this.#builder.emit(producer.kind, substitute(producer.attributes, mapping), "recompute");
+    return this.#copies.get(wanted) as Value;
+  }
+
+  #copy(value: Value): Value {
+    const { dtype, shape, layer, pitch } = value;
+    const copy = makeValue(`${value.name}'`, dtype, shape, { layer, pitch });
+    this.#copies.set(value, copy);
+    return copy;
   }
 }
 

@@ -20,7 +20,7 @@ export interface OpUses {
   readonly inPlace?: readonly (readonly [Value, Value])[];
 }
 
-/** One native call: a kernel with its argument struct, values standing for their addresses. */
+/** A native call: a kernel with its argument struct, values standing for their addresses. */
 export interface KernelCall {
   readonly kernel: KernelName;
   readonly fields: Readonly<Record<string, Value | number | null>>;
@@ -52,9 +52,12 @@ export interface OpKind<A> {
   uses(attributes: A): OpUses;
   /** The kernels that the op runs under a load, and what each of them does. */
   cost(attributes: A, load: Load): readonly Work[];
-  bind(attributes: A): OpCall;
+  /** What runs, in order. */
+  bind(attributes: A): OpCall | readonly KernelCall[];
   /** Emits the ops that turn the gradients of this op's outputs into those of its inputs. */
   backward?(attributes: A, walk: BackwardWalk): void;
+  /** The backward rule can write the op's output again on its way, see {@linkcode BackwardWalk.restored}. */
+  readonly restores?: true;
 }
 
 /** What a backward rule may ask of the reverse walk. */
@@ -69,6 +72,15 @@ export interface BackwardWalk {
   replace(value: Value, gradient: Value): void;
   /** The value itself if it is still there, or a recomputed copy with the same bits. */
   need(value: Value): Value;
+  /** Recomputes now what will be needed for the gradient of `value`, before that gradient takes memory. */
+  prepare(value: Value): void;
+  /**
+   * Calls `use` with the value: at once, or, where the value would have to be recomputed and its producer restores it, after
+   * the producer's backward rule.
+   */
+  later(value: Value, use: (value: Value) => void): void;
+  /** A copy of the rule's own output that it must write, if someone waits for it; else null. */
+  restored(value: Value): Value | null;
   /** Appends an op of the backward pass. */
   emit<A>(kind: OpKind<A>, attributes: A): void;
   /** A new value shaped and typed like `value`. */

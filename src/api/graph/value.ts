@@ -57,6 +57,7 @@ export type SaveRole =
   /** A layer input that came back from the host. */
   | "restored"
   | "loraDown"
+  | "mlpLoraDown"
   | "qkv"
   | "attention"
   | "logSumExp"

@@ -42,6 +42,11 @@ interface Insertion extends Transfer {
   readonly side: "end" | "start";
 }
 
+/** Whether an op starts a copy. */
+export function isTransfer({ kind }: Op): boolean {
+  return kind === (transfer as OpKind<never>);
+}
+
 /** In which order a program comes by its layers. */
 export function layerVisits(ops: readonly Op[]): Visit[] {
   const visits: Visit[] = [];

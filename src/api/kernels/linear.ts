@@ -51,15 +51,15 @@ export interface LoraLinearForwardOptions extends RowOptions {
 
 /** Options of {@linkcode loraLinearBackward}; all but the stream and the rows are needed if the group has adapters. */
 export interface LoraLinearBackwardOptions extends RowOptions {
-  /** [T, K] of the activation type, input of the forward pass, read. */
+  /** [T, K] of the activation type, input of the forward pass, read; without it, {@linkcode loraDownBackward} adds to `gradA`. */
   readonly x?: MaybeTensor;
   /** [T, R] of the activation type, from {@linkcode loraDown}, read. */
   readonly s?: MaybeTensor;
   /** [R, K] of the type of every B, without gaps, read. */
   readonly a?: MaybeTensor;
-  /** [R, K] f32, without gaps, accumulated. */
+  /** [R, K] f32, without gaps, accumulated; given with `x`. */
   readonly gradA?: MaybeTensor;
-  /** [T, R] f32, without gaps, workspace. */
+  /** [T, R] f32, without gaps, workspace. What it holds afterwards is for {@linkcode loraDownBackward} on the same device. */
   readonly ds?: MaybeTensor;
 }
 
@@ -243,9 +243,11 @@ export function loraLinearBackward(
   const { x, s, a, gradA, ds, live } = options;
   const { N, R, outs, ranks, scales } = checkGroup(op, group);
   if (R > 0) {
-    for (const [name, tensor] of Object.entries({ x, s, a, gradA, ds })) {
+    for (const [name, tensor] of Object.entries({ s, a, ds })) {
       need(op, name, tensor, "the group has adapters");
     }
+    if (gradA) need(op, "x", x, "gradA is given");
+    if (x) need(op, "gradA", gradA, "x is given");
   }
   checkTensors(
     op,
@@ -287,6 +289,69 @@ export function loraLinearBackward(
     ...outs,
     ...ranks,
     ...scales,
+  });
+}
+
+/**
+ * dA_i += ds_i^T x: the part of {@linkcode loraLinearBackward} that reads x, for callers that have x only later.
+ *
+ * @example Usage
+ * ```ts
+ * import { Device, kernels } from "./mod.ts";
+ * await using device = await Device.open("cpu");
+ * await using stream = device.createStream();
+ * using memory = device.createBuffer(16384);
+ * stream.fill(memory, 0);
+ * const at = (offset: number, shape: number[]) => memory.as("f32", shape, { offset });
+ * const [dy, x, w] = [at(0, [4, 16]), at(1024, [4, 32]), at(2048, [16, 32])];
+ * const [s, ds, a, gradA] = [at(4096, [4, 2]), at(5120, [4, 2]), at(6144, [2, 32]), at(7168, [2, 32])];
+ * const group = [{ out: 16, rank: 2, b: at(8192, [16, 2]), gradB: at(9216, [16, 2]) }];
+ * kernels.loraLinearBackward(null, dy, w, group, { stream, s, a, ds });
+ * kernels.loraDownBackward(gradA, ds, x, a, group, { stream });
+ * await stream.done();
+ * ```
+ *
+ * @param gradA [R, K] f32, without gaps, accumulated.
+ * @param ds [T, R] f32, without gaps, as loraLinearBackward left it, read.
+ * @param x [T, K] f32, bf16 or f16, input of the forward pass, read.
+ * @param a [R, K] as in that call; only its type is looked at.
+ * @param group The parts: ranks as in that call.
+ * @param options The stream, and how many rows are live.
+ * @throws {LoramemError} `BAD_ARGUMENT`, `DISPOSED`, `DEVICE`.
+ */
+export function loraDownBackward(
+  gradA: TensorView,
+  ds: TensorView,
+  x: TensorView,
+  a: TensorView,
+  group: LoraGroup,
+  options: RowOptions,
+): void {
+  const op = "loraDownBackward";
+  const { R, ranks } = checkGroup(op, group);
+  if (R === 0) badArgument(op, "the group has no adapter: give a part a rank", "group", group);
+  checkTensors(
+    op,
+    {
+      x: activation(x, "T K"),
+      a: dense(float(a, "R K")),
+      gradA: dense(expect(gradA, "R K", "f32")),
+      ds: dense(expect(ds, "T R", "f32")),
+      live: liveRows(options),
+    },
+    { R },
+  );
+  launch(op, "lm_lora_down_backward", options, {
+    type: typeCode(x),
+    da: gradA,
+    ds,
+    x,
+    live: options.live,
+    rows: x.rows,
+    in: x.width,
+    x_pitch: x.pitch,
+    a_type: typeCode(a),
+    ...ranks,
   });
 }
 

@@ -209,6 +209,8 @@ export function rmsNormForward(
 export interface RmsNormBackwardOptions extends RowOptions {
   /** [T, C], added to the result: the gradient that flows around the norm. */
   readonly add?: MaybeTensor;
+  /** [T, C], written with the output of the forward pass, bit for bit; may be `dy` or `add` where `dx` is not. */
+  readonly y?: MaybeTensor;
 }
 
 /**
@@ -245,12 +247,13 @@ export function rmsNormBackward(
   options: RmsNormBackwardOptions,
 ): void {
   const op = "rmsNormBackward";
-  const { add } = options;
+  const { add, y } = options;
   checkTensors(op, {
     x: activation(x, "T C"),
     dx: activation(dx, "T C"),
     dy: activation(dy, "T C"),
     add: optional(activation(add, "T C")),
+    y: optional(activation(y, "T C")),
     weight: float(weight, "C"),
     live: liveRows(options),
   });
@@ -271,6 +274,8 @@ export function rmsNormBackward(
     add_pitch: add?.pitch ?? 0,
     weight_type: typeCode(weight),
     eps,
+    y,
+    y_pitch: y?.pitch ?? 0,
   });
 }
 
@@ -314,6 +319,12 @@ export function gluForward(h: TensorView, gu: TensorView, options: RowOptions): 
   });
 }
 
+/** Options of {@linkcode gluBackward}. */
+export interface GluBackwardOptions extends RowOptions {
+  /** [T, I], written with the output of the forward pass, bit for bit; may be `dh`. */
+  readonly h?: MaybeTensor;
+}
+
 /**
  * dgu = [dh * u * silu'(g) | dh * silu(g)].
  *
@@ -340,11 +351,13 @@ export function gluBackward(
   dgu: TensorView,
   dh: TensorView,
   gu: TensorView,
-  options: RowOptions,
+  options: GluBackwardOptions,
 ): void {
   const op = "gluBackward";
+  const { h } = options;
   checkTensors(op, {
     dh: activation(dh, "T I"),
+    h: optional(activation(h, "T I")),
     dgu: activation(dgu, "T 2I"),
     gu: activation(gu, "T 2I"),
     live: liveRows(options),
@@ -360,5 +373,7 @@ export function gluBackward(
     dgu_pitch: dgu.pitch,
     dh_pitch: dh.pitch,
     gu_pitch: gu.pitch,
+    h_pitch: h?.pitch ?? 0,
+    h,
   });
 }

@@ -14,7 +14,7 @@ import { followStream, Stream } from "./stream.ts";
 
 /** Options of {@linkcode Device.createPool}. */
 export interface PoolOptions {
-  /** Most bytes that the pool may hold; 0, the default, means no limit. */
+  /** Most bytes in live blocks; the pool holds at most that in whole pages of 2 MiB. 0, the default, means no limit. */
   readonly limit?: number;
   /** Name for messages. Default `"pool"`. */
   readonly label?: string;
@@ -38,7 +38,7 @@ export interface PoolStats {
   readonly requested: number;
   /** Held from the system. */
   readonly reserved: number;
-  /** Largest block that would fit without more memory from the system. */
+  /** Largest block that would fit without more memory from the system, after pages were moved together. */
   readonly largestFree: number;
   /** Live blocks, a count. */
   readonly liveBlocks: number;
@@ -48,13 +48,13 @@ export interface PoolStats {
   readonly frees: number;
   /** Requests that did not fit, a count. */
   readonly failures: number;
-  /** Most bytes that it may hold; 0 = no limit. */
+  /** Most bytes in live blocks; 0 = no limit. */
   readonly limit: number;
   /** Held and in no live block. */
   readonly totalFree: number;
   /** Requests met only by waiting for other work or by giving memory back, a count. */
   readonly retries: number;
-  /** Pieces of memory taken from the system and given back, a count. */
+  /** Pages taken from the system and given back, those that moved among them, a count. */
   readonly driverCalls: number;
   /** 1 - `largestFree` / `totalFree`; 0 where nothing is free. */
   readonly fragmentation: number;
@@ -160,7 +160,7 @@ export class MemoryPool extends Handle {
   }
 
   /**
-   * Gives memory that holds no live block back to the system.
+   * Gives pages of 2 MiB that hold no live block back to the system, after the streams that used them.
    *
    * @throws {LoramemError} `DISPOSED`.
    */
@@ -206,16 +206,20 @@ export class MemoryPool extends Handle {
 }
 
 /**
- * Gives a block back in the order of a stream that used it, after the work of the others. A disposed stream has finished
+ * Gives a block back in the order of the first stream that used it, after the work of the others. A disposed stream has finished
  * its work; where all are, any stream will do.
  */
 function freeBlock(ctx: Ptr, pool: Ptr, block: bigint, uses: ReadonlySet<Stream>): void {
   const op = "DeviceBuffer.dispose";
   const { fn } = native();
-  const [last, ...others] = [...uses].filter((stream) => !stream.disposed);
-  if (last !== undefined) {
-    for (const other of others) followStream(last, other);
-    check(native(), ctx, fn.lm_pool_free(pool, block, pointerOf(last)), op);
+  let home: Stream | undefined;
+  for (const stream of uses) {
+    if (stream.disposed) continue;
+    if (home === undefined) home = stream;
+    else followStream(home, stream);
+  }
+  if (home !== undefined) {
+    check(native(), ctx, fn.lm_pool_free(pool, block, pointerOf(home)), op);
     return;
   }
   const spare = fn.lm_stream_create(ctx, 0);

@@ -9,7 +9,7 @@ import type { DeviceStats } from "./stats.ts";
 
 /** Memory that was taken from the system. */
 export interface MemoryEntry {
-  /** `"pool"` is a segment of a pool. */
+  /** `"pool"` is all that a pool holds. */
   readonly class: "device" | "pool" | "pinned" | "pageable" | "managed";
   /** Name that its owner gave it. */
   readonly label: string;
@@ -35,7 +35,7 @@ export interface BlockEntry {
   readonly ageMs?: number;
 }
 
-/** Memory that a pool took in one piece; its blocks lie side by side in the order of their addresses. */
+/** Pages of a pool side by side, with their blocks in the order of their addresses. */
 export interface SegmentEntry {
   readonly bytes: number;
   readonly blocks: readonly BlockEntry[];

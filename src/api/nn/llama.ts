@@ -15,11 +15,12 @@ import {
 } from "../graph/ops/lora_linear_group.ts";
 import { norm } from "../graph/ops/norm.ts";
 import { rope } from "../graph/ops/rope.ts";
+import { type MlpTiles, tiledMlp, tileScratch } from "../graph/ops/tiled_mlp.ts";
 import type { ProgramBuilder } from "../graph/program.ts";
 import { type DType, makeValue, type SaveRole, type Value } from "../graph/value.ts";
 import type { LayerAdapters } from "./adapters.ts";
 import type { ModelConfig } from "./config.ts";
-import type { DecoderWeights } from "./weights.ts";
+import type { DecoderWeights, LayerWeights } from "./weights.ts";
 
 /** What the decoder is run on. */
 export interface DecoderInput {
@@ -39,6 +40,8 @@ export interface Decoder {
   readonly adapters: readonly LayerAdapters[] | null;
   /** Element type of the activations. */
   readonly type: DType;
+  /** Tiles of the MLP of a layer; null, also by default, = the whole of it at once. */
+  readonly mlpTiles?: (layer: number) => MlpTiles | null;
 }
 
 /** Emits attention over the rotated q|k|v rows [T, (Hq + 2 Hk) D] of a layer; gives o [T, Hq D]. */
@@ -47,7 +50,7 @@ export type EmitAttention = (qkv: Value, layer: number, shape: AttentionShape) =
 /** Emits the decoder; gives the normed hidden state [T, C]. */
 export function emitDecoder(
   builder: ProgramBuilder,
-  { config, weights, adapters, type }: Decoder,
+  { config, weights, adapters, type, mlpTiles }: Decoder,
   { ids, positions, live }: DecoderInput,
   emitAttention: EmitAttention,
 ): Value {
@@ -69,10 +72,11 @@ export function emitDecoder(
     residual: Value | null,
     role: SaveRole | null,
     y = builder.value(name, type, [rows, w.shape[0] as number], role),
+    downRole: SaveRole = "loraDown",
   ): Value => {
     let s: Value | null = null;
     if (lora !== null) {
-      s = builder.value(`${name}.s`, type, [rows, totalRank(lora)], "loraDown");
+      s = builder.value(`${name}.s`, type, [rows, totalRank(lora)], downRole);
       builder.emit(loraDown, { s, x, lora, live });
     }
     builder.emit(loraLinearGroup, { y, x, w, bias, residual, s, lora, live });
@@ -106,6 +110,13 @@ export function emitDecoder(
     const o = emitAttention(qkv, index, shape);
     const mid = linear("midResidual", o, layer.o, layer.oBias, lora?.o ?? null, x, "midResidual");
     const n2 = normed("postNorm", mid, layer.postNorm);
+    const tiles = mlpTiles?.(index) ?? null;
+    const next = inputOf(index + 1);
+    if (tiles !== null) {
+      emitTiledMlp(builder, next, n2, mid, layer, lora, tiles);
+      x = next;
+      return;
+    }
     const gu = linear(
       "gateUp",
       n2,
@@ -117,10 +128,31 @@ export function emitDecoder(
     );
     const h = builder.value("mlp", type, [rows, config.intermediateSize]);
     builder.emit(glu, { h, gu, live });
-    const next = inputOf(index + 1);
     const down = lora?.down ?? null;
-    x = linear("hidden", h, layer.down, layer.downBias, down, mid, next.role, next);
+    const { down: w, downBias } = layer;
+    x = linear("hidden", h, w, downBias, down, mid, next.role, next, "mlpLoraDown");
   });
   builder.layer = null;
   return normed("finalNorm", x, weights.finalNorm);
+}
+
+/** The MLP of a layer in tiles. */
+function emitTiledMlp(
+  builder: ProgramBuilder,
+  y: Value,
+  x: Value,
+  residual: Value,
+  layer: LayerWeights,
+  lora: LayerAdapters | null,
+  tiles: MlpTiles,
+): void {
+  const gateUp = { w: layer.gateUp, bias: layer.gateUpBias, lora: lora?.gateUp ?? null };
+  const down = { w: layer.down, bias: layer.downBias, lora: lora?.down ?? null };
+  const rows = x.shape[0] as number;
+  const s =
+    down.lora === null
+      ? null
+      : builder.value("hidden.s", x.dtype, [rows, totalRank(down.lora)], "mlpLoraDown");
+  const scratch = tileScratch(x, gateUp, tiles);
+  builder.emit(tiledMlp, { y, s, x, residual, gateUp, down, tiles, scratch });
 }

@@ -16,9 +16,14 @@ const SLACK = 0.004;
  * Looks for a placement of fewer bytes than eight sorted orders found. The same buffers give the same placement.
  *
  * @param lowerBound Bytes at which to stop.
+ * @param start Offsets of the placement to start from.
  * @returns The offsets, and the bytes that they take.
  */
-export function climb(buffers: readonly Buffer[], lowerBound: number) {
+export function climb(
+  buffers: readonly Buffer[],
+  lowerBound: number,
+  start: ReadonlyMap<Buffer, number>,
+) {
   const sizes = Float64Array.from(buffers, ({ bytes }) => aligned(bytes));
   const overlaps = buffers.map(({ first, last }, index) =>
     buffers.flatMap((other, at) =>
@@ -54,7 +59,8 @@ export function climb(buffers: readonly Buffer[], lowerBound: number) {
   const random = randomNumbers();
   const below = (count: number) => Math.floor(random() * count);
   let order = buffers.map((_, index) => index);
-  order.sort((a, b) => (sizes[b] as number) - (sizes[a] as number));
+  const from = buffers.map((buffer) => start.get(buffer) as number);
+  order.sort((a, b) => (from[a] as number) - (from[b] as number));
   let current = place(order);
   let peak = top;
   let best = { bytes: current, offsets: offsets.slice() };

@@ -23,12 +23,18 @@ export interface Placement extends Placed {
   readonly peakOp: number;
 }
 
-type Order = (a: Buffer, b: Buffer) => number;
+/** `small` tells the lifetime of a buffer that is small beside the largest, 0 for the others. */
+type Order = (a: Buffer, b: Buffer, small: (buffer: Buffer) => number) => number;
 const life = (buffer: Buffer): number => buffer.last - buffer.first + 1;
+const octave = (buffer: Buffer): number => Math.floor(Math.log2(life(buffer)));
+/** A buffer is small if the largest is so many times as large. */
+const SMALL = 64;
 const ORDERS: readonly Order[] = [
   (a, b) => b.bytes - a.bytes,
   (a, b) => b.bytes * life(b) - a.bytes * life(a),
   (a, b) => life(b) - life(a),
+  // Lives of about the same length by size, once small values are out of the way, which would split what large ones need.
+  (a, b, small) => small(b) - small(a) || octave(b) - octave(a) || b.bytes - a.bytes,
   (a, b) => a.first - b.first,
 ];
 
@@ -43,7 +49,7 @@ export function place(buffers: readonly Buffer[], fixed: number): Placement {
   return { ...best, lowerBound, peakOp };
 }
 
-/** The smallest of the eight combinations of order and fit; stops at one of `enough` bytes. */
+/** The smallest of the ten combinations of order and fit; stops at one of `enough` bytes. */
 export function placeSorted(buffers: readonly Buffer[], fixed: number, enough = 0): Placed {
   let best: Placed = { offsets: new Map(), bytes: Number.POSITIVE_INFINITY };
   for (const order of ORDERS) {
@@ -71,7 +77,7 @@ function search(
       ...bottom.map((buffer) => [buffer, sorted.offsets.get(buffer) as number] as const),
       ...[...offsets].map(([buffer, offset]) => [buffer, base + offset] as const),
     ]);
-  const climbed = climb(free, lowerBound - base);
+  const climbed = climb(free, lowerBound - base, sorted.offsets);
   if (climbed.bytes > lowerBound - base) {
     const exact = placeWithin(free, lowerBound - base);
     if (exact instanceof Map) return { offsets: above(exact), bytes: lowerBound };
@@ -105,10 +111,15 @@ export function maximumLive(buffers: readonly Buffer[]): {
 }
 
 function placeInOrder(buffers: readonly Buffer[], fixed: number, order: Order, bestFit: boolean) {
+  const limit = Math.max(...buffers.map((buffer) => buffer.bytes)) / SMALL;
+  const small = (buffer: Buffer) => (buffer.bytes < limit ? life(buffer) : 0);
   const offsets = new Map<Buffer, number>();
   const placed: { start: number; end: number; buffer: Buffer }[] = [];
   let bytes = 0;
-  const queue = [...buffers.slice(0, fixed), ...buffers.slice(fixed).sort(order)];
+  const queue = [
+    ...buffers.slice(0, fixed),
+    ...buffers.slice(fixed).sort((a, b) => order(a, b, small)),
+  ];
   queue.forEach((buffer, position) => {
     const size = aligned(buffer.bytes);
     const start = position < fixed ? bytes : findGap(placed, buffer, size, bestFit);

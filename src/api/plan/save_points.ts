@@ -11,9 +11,9 @@ import type { SaveRole, Value } from "../graph/value.ts";
  * recomputed under every policy.
  *
  * `keep` holds what the matrix products and attention produced. `dropMlp` holds all of that but gate|up, the largest, and
- * repeats that one product. `checkpoint` holds the layer's input only, and repeats the layer up to its last product.
- * `offload` repeats as much and holds nothing: the input waits in page-locked host memory, and comes back while the layer
- * above is in its backward pass. The last layer's input is needed next and stays.
+ * repeats that one product. `checkpoint` holds the layer's input and the few columns s = x A^T of its last product, and repeats
+ * the layer up to that product. `offload` repeats as much and does not hold the input: that waits in page-locked host memory,
+ * and comes back while the layer above is in its backward pass. The last layer's input is needed next and stays.
  */
 export type SavePolicy = "keep" | "dropMlp" | "checkpoint" | "offload";
 
@@ -26,8 +26,9 @@ export type PolicyCounts = Readonly<Record<SavePolicy, number>>;
 /** Every policy, fastest first. */
 export const SAVE_POLICIES: readonly SavePolicy[] = ["keep", "dropMlp", "checkpoint", "offload"];
 
+const CHECKPOINT: readonly SaveRole[] = ["layerInput", "mlpLoraDown"];
 const WITHOUT_MLP: readonly SaveRole[] = [
-  "layerInput",
+  ...CHECKPOINT,
   "loraDown",
   "qkv",
   "attention",
@@ -38,8 +39,8 @@ const WITHOUT_MLP: readonly SaveRole[] = [
 const KEPT: Readonly<Record<SavePolicy, ReadonlySet<SaveRole>>> = {
   keep: new Set<SaveRole>([...WITHOUT_MLP, "gateUp"]),
   dropMlp: new Set(WITHOUT_MLP),
-  checkpoint: new Set<SaveRole>(["layerInput"]),
-  offload: new Set<SaveRole>(["layerInput"]), // of the last layer
+  checkpoint: new Set(CHECKPOINT),
+  offload: new Set(CHECKPOINT), // the input of the last layer only
 };
 
 /** Whether `points` keep `value` on the device for the backward pass. */
@@ -52,6 +53,11 @@ export function isKept(points: SavePoints, value: Value): boolean {
 /** Whether the input of a layer waits on the host. */
 export function isOffloaded(points: SavePoints, layer: number): boolean {
   return points[layer] === "offload" && layer < points.length - 1;
+}
+
+/** Whether the MLP of a layer runs in tiles of rows. */
+export function runsInTiles(points: SavePoints, layer: number): boolean {
+  return points[layer] === "checkpoint" || points[layer] === "offload";
 }
 
 /**

@@ -3,9 +3,9 @@
  * shares nothing with liveness and placement but the ops and the finished offsets.
  */
 import { LoramemError } from "../../ffi/error.ts";
-import { transfer } from "../graph/ops/transfer.ts";
-import type { Op, OpKind, Program } from "../graph/program.ts";
+import type { Op, Program } from "../graph/program.ts";
 import { aligned, bytesOf, type MemoryClass, rootOf, type Value } from "../graph/value.ts";
+import { isTransfer } from "../graph/weave.ts";
 
 /** The part of a plan that the verifier looks at. */
 export interface PlacedValues {
@@ -120,7 +120,7 @@ class CopyMap {
   }
 
   run(op: Op, where: string): void {
-    if (this.#held.size === 0 && op.kind !== (transfer as OpKind<never>)) return;
+    if (this.#held.size === 0 && !isTransfer(op)) return;
     const call = op.kind.bind(op.attributes);
     if ("awaited" in call) {
       if (!this.#underWay.delete(call.awaited)) fail("nothing is copied to what is awaited", where);

@@ -14,6 +14,7 @@ import {
   rootOf,
   type Value,
 } from "../graph/value.ts";
+import { isTransfer } from "../graph/weave.ts";
 import { type KernelName, launchPacked, packKernelArgs } from "../kernels/launch.ts";
 import { addressOf, type Ptr } from "../memory/internal.ts";
 import type { Device, DeviceBuffer, Event, Graph, PinnedBuffer, Stream } from "../memory/mod.ts";
@@ -26,7 +27,7 @@ import { groupOps, type OpGroup, type RangeName, Ranges, rangeName } from "./ran
 export type ExecutionMode = "graph" | "eager";
 
 /** A native call with everything filled in. */
-type BoundOp =
+type BoundCall =
   | { readonly kernel: KernelName; readonly args: Uint8Array<ArrayBuffer> }
   | { readonly fill: Location; readonly bytes: number }
   | { readonly copy: BoundCopy }
@@ -37,7 +38,8 @@ interface BoundSegment {
   readonly headChunk: number | null;
   /** Index of the first op in its program. */
   readonly from: number;
-  readonly ops: readonly BoundOp[];
+  /** The calls of every op. */
+  readonly ops: readonly (readonly BoundCall[])[];
   /** What profilers see: the segment, and its layers and phases. */
   readonly range: RangeName;
   readonly groups: readonly OpGroup[];
@@ -62,7 +64,7 @@ export class Executor {
   readonly device: Device;
   /** Computes. */
   readonly stream: Stream;
-  /** Copies beside it. */
+  /** Copies input beside it. */
   readonly copyStream: Stream;
   readonly plan: Plan;
   readonly #reserved: Reserved;
@@ -107,10 +109,10 @@ export class Executor {
       }
     }
     // Nothing is enqueued until all is made, so there is nothing to wait for.
-    const createStream = () => undo.adopt(device.createStream(), disposeNow);
-    const [stream, copyStream] = [createStream(), createStream()];
-    const copies = plan.classes.host === 0 ? null : new Copies(device, stream);
+    const stream = undo.adopt(device.createStream(), disposeNow);
+    const copies = hasCopies(plan) ? new Copies(device, stream) : null;
     undo.defer(() => void copies?.dispose());
+    const copyStream = undo.adopt(device.createStream(), disposeNow);
     const executor = new Executor(plan, mode, { device, stream, copyStream, copies, arenas });
     undo.defer(() => executor.#disposeGraphs());
     executor.#bind();
@@ -118,14 +120,17 @@ export class Executor {
     return executor;
   }
 
-  /** Waits for the device and gives everything back. */
+  /** Waits for the device and gives everything back; rejects with a failure that nobody was told of yet. */
   async dispose(): Promise<void> {
     this.#disposeGraphs();
     const { copies, arenas } = this.#reserved;
-    await copies?.dispose();
-    await this.copyStream[Symbol.asyncDispose]();
-    await this.stream[Symbol.asyncDispose]();
-    for (const arena of arenas.values()) arena.dispose();
+    // What fails in a copy fails what waits for it in the stream of the ops, which reports it, or else was not needed.
+    await Promise.allSettled([copies?.dispose(), this.copyStream.dispose()]);
+    try {
+      await this.stream.dispose();
+    } finally {
+      for (const arena of arenas.values()) arena.dispose();
+    }
   }
 
   /** Memory of a value and where it starts inside it. */
@@ -207,7 +212,7 @@ export class Executor {
         y_type: DTYPES[to.dtype].code,
       },
     } as const;
-    this.#launch(this.#bindCall(call));
+    this.#launch([this.#bindCall(call)]);
   }
 
   /**
@@ -249,7 +254,7 @@ export class Executor {
   /** Fills the windows of streamed weights, before the first program; every program leaves them so. */
   #open(): void {
     for (const { to, from } of this.#opening ?? [])
-      this.#launch(this.#bindCall({ copyTo: to, copyFrom: from }));
+      this.#launch([this.#bindCall({ copyTo: to, copyFrom: from })]);
     this.#opening = null;
   }
 
@@ -292,11 +297,12 @@ export class Executor {
     }
   }
 
-  #bindOp(op: Op): BoundOp {
-    return this.#bindCall(op.kind.bind(op.attributes));
+  #bindOp(op: Op): BoundCall[] {
+    const calls = op.kind.bind(op.attributes);
+    return (Array.isArray(calls) ? calls : [calls]).map((call) => this.#bindCall(call));
   }
 
-  #bindCall(call: OpCall): BoundOp {
+  #bindCall(call: OpCall): BoundCall {
     if ("copyTo" in call) return { copy: this.#copies.bind(call, (value) => this.locate(value)) };
     if ("awaited" in call) return { awaited: this.#copies.ended(call.awaited) };
     if ("fill" in call) return { fill: this.locate(call.fill), bytes: bytesOf(call.fill) };
@@ -312,11 +318,13 @@ export class Executor {
     return { kernel: call.kernel, args: packKernelArgs(call.kernel, fields) };
   }
 
-  #launch(op: BoundOp): void {
-    if ("kernel" in op) launchPacked(this.device, op.kernel, op.args, this.stream);
-    else if ("copy" in op) this.#copies.start(op.copy);
-    else if ("awaited" in op) this.#copies.await(op.awaited);
-    else this.stream.fill(op.fill.buffer, 0, { bytes: op.bytes, offset: op.fill.offset });
+  #launch(calls: readonly BoundCall[]): void {
+    for (const call of calls) {
+      if ("kernel" in call) launchPacked(this.device, call.kernel, call.args, this.stream);
+      else if ("copy" in call) this.#copies.start(call.copy);
+      else if ("awaited" in call) this.#copies.await(call.awaited);
+      else this.stream.fill(call.fill.buffer, 0, { bytes: call.bytes, offset: call.fill.offset });
+    }
   }
 
   get #copies(): Copies {
@@ -324,9 +332,13 @@ export class Executor {
   }
 }
 
+function hasCopies({ programs }: Plan): boolean {
+  return [...programs.values()].some(({ program }) => program.ops.some(isTransfer));
+}
+
 /** Copies and waits are calls of streams, made anew in every run. */
-function isRecordable(op: BoundOp): boolean {
-  return "kernel" in op || "fill" in op;
+function isRecordable(calls: readonly BoundCall[]): boolean {
+  return calls.every((call) => "kernel" in call || "fill" in call);
 }
 
 /** Says which class could not be reserved, and what the plan was made for. */

@@ -45,7 +45,7 @@ export interface FitOptions {
   readonly lossChunkTokens: number | null;
   /** Place of the weights, as asked for; null, the default = choose. */
   readonly weights?: WeightPlace | null;
-  /** Bytes of class `host` that may be taken. Default: no limit. */
+  /** Page-locked host bytes that weights and layer inputs may take. Default: no limit. */
   readonly hostBudget?: number;
   readonly profile: DeviceProfile;
   readonly step: StepLoad;
@@ -58,7 +58,7 @@ export interface Candidate {
   readonly lossChunkTokens: number;
   /** Bytes of weights, trainables and activations. */
   readonly deviceBytes: number;
-  /** Bytes of page-locked host memory besides the staging blocks. */
+  /** Page-locked host bytes of streamed weights and offloaded layer inputs. */
   readonly hostBytes: number;
   /** Seconds of an optimizer step. */
   readonly seconds: number;
@@ -81,12 +81,13 @@ export class FitSearch {
   /** Bytes of the class that no choice changes. */
   readonly trainableBytes: number;
 
-  constructor(spec: RunSpec, options: FitOptions) {
+  /** @param mixes Save points to choose from. */
+  constructor(spec: RunSpec, options: FitOptions, mixes = mixesOf(spec, options)) {
     this.spec = spec;
     this.options = options;
     const parts = modelParts(spec, uniform("checkpoint", spec.config.layers));
     this.trainableBytes = bytesOfAll(parts.adapters.values);
-    this.candidates = this.#enumerate(parts).sort(
+    this.candidates = this.#enumerate(parts, mixes).sort(
       (a, b) =>
         WEIGHT_PLACES.indexOf(a.weights) - WEIGHT_PLACES.indexOf(b.weights) ||
         a.seconds - b.seconds ||
@@ -136,7 +137,7 @@ export class FitSearch {
     return this.options.hostBudget ?? Number.POSITIVE_INFINITY;
   }
 
-  #enumerate(parts: ModelParts): Candidate[] {
+  #enumerate(parts: ModelParts, mixes: readonly SavePoints[]): Candidate[] {
     const { profile, step } = this.options;
     const { layers } = parts.config;
     const secondsOf = (op: Program["ops"][number]) => opSeconds(op, profile, step.load);
@@ -162,7 +163,6 @@ export class FitSearch {
     );
     const optimizer = build("optimizer", parts.savePoints, chunks[0] as number);
     const optimizerSeconds = optimizer.ops.reduce((sum, op) => sum + secondsOf(op), 0);
-    const mixes = this.options.savePoints === null ? allMixes(layers) : [this.options.savePoints];
     const places = this.#places();
     return chunks.flatMap((lossChunkTokens) => {
       const outside = trainShares(build("train", parts.savePoints, lossChunkTokens), secondsOf);
@@ -279,7 +279,8 @@ function bytesOfAll(values: readonly Value[]): number {
 }
 
 /** The mixes of policies to choose from, arranged for the lowest peak. */
-function allMixes(layers: number): SavePoints[] {
+function mixesOf({ config: { layers } }: RunSpec, { savePoints }: FitOptions): SavePoints[] {
+  if (savePoints !== null) return [savePoints];
   const mixes: SavePoints[] = [];
   const stride = Math.ceil(layers / OFFLOAD_COUNTS);
   for (let keep = 0; keep <= layers; keep++) {
@@ -297,10 +298,19 @@ function leanest(spec: RunSpec, options: FitOptions): Candidate {
   const { layers } = spec.config;
   // The smallest chunk and the leanest policies are the leanest.
   const lossChunkTokens = options.lossChunkTokens ?? (LOSS_CHUNKS.at(-1) as number);
-  const lean = (["offload", "checkpoint"] as const).map((policy) => uniform(policy, layers));
-  const found = (options.savePoints === null ? lean : [options.savePoints]).flatMap(
-    (savePoints) => new FitSearch(spec, { ...options, lossChunkTokens, savePoints }).candidates,
-  );
+  const lean = [
+    uniform("offload", layers),
+    uniform("checkpoint", layers),
+    // The last layer has nothing to compute again where it keeps everything.
+    ...(layers < 2
+      ? []
+      : [
+          arrange({ keep: 1, checkpoint: layers - 1 }),
+          arrange({ keep: 1, checkpoint: 1, offload: layers - 2 }),
+        ]),
+  ];
+  const mixes = options.savePoints === null ? lean : [options.savePoints];
+  const found = new FitSearch(spec, { ...options, lossChunkTokens }, mixes).candidates;
   return leanestOf(found, options.hostBudget ?? Number.POSITIVE_INFINITY);
 }
 

@@ -94,6 +94,11 @@ export class InputPipeline {
     ints[1] = batch.documents.length;
     ints[2] = batch.labelled;
     floats[3] = lossWeight;
+    const { mlpTiles } = this.#run.set.batch;
+    mlpTiles?.live.forEach(({ view }, index) => {
+      const before = index * mlpTiles.rows;
+      ints[view?.elements ?? 0] = Math.max(0, Math.min(mlpTiles.rows, batch.tokens - before));
+    });
     const { copyStream } = this.#executor;
     copyStream.waitEvent(this.#events.taken);
     this.#executor.upload(this.#run.set.batch.incoming, value, undefined, 0, 0, copyStream);

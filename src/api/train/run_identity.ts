@@ -45,6 +45,7 @@ export async function identify(
 export function chosenBy(run: RunPlan, { kind, name }: DeviceInfo): CheckpointState["chosen"] {
   return {
     device: String(name ?? kind),
+    weights: run.spec.weights ?? "resident",
     savePoints: describePoints(run.savePoints),
     lossChunkTokens: run.spec.dims.lossChunkTokens,
     plan: planHash(run.plan),
@@ -56,7 +57,7 @@ export function changedChoices(
   run: CheckpointState["chosen"],
   checkpoint: CheckpointState["chosen"],
 ): string | null {
-  const names = ["device", "savePoints", "lossChunkTokens", "plan"] as const;
+  const names = ["device", "weights", "savePoints", "lossChunkTokens", "plan"] as const;
   const changed = names
     .filter((name) => run[name] !== checkpoint[name])
     .map((name) => `${name} is ${run[name]}, was ${checkpoint[name]}`);

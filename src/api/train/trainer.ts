@@ -7,7 +7,6 @@ import { shuffledOrder } from "../data/order.ts";
 import type { Tokenizer } from "../data/tokenizer.ts";
 import { generateTokens } from "../generate/generate.ts";
 import { writeAdapter } from "../io/adapter.ts";
-import type { LoadOptions } from "../io/load_tensors.ts";
 import type { Device, PerformanceSummary } from "../memory/mod.ts";
 import { linearModules } from "../nn/config_tensors.ts";
 import { compressTargets, type LoraConfig } from "../nn/lora_config.ts";
@@ -17,6 +16,7 @@ import { exportAdapters } from "./adapter_state.ts";
 import { checkStep } from "./check_step.ts";
 import type { CheckpointState } from "./checkpoint_state.ts";
 import type { Checkpoints, Position } from "./checkpoints.ts";
+import type { OpenOptions } from "./notice.ts";
 import type { ResolvedOptions, TrainOptions } from "./options.ts";
 import { stepCounts } from "./run_inputs.ts";
 import type { WeightPlace } from "./run_plan.ts";
@@ -75,6 +75,15 @@ export interface OpenedRun {
   readonly resources: AsyncDisposable;
 }
 
+/** The documents of a step to come. */
+interface QueuedBatch {
+  /** Counted from 1. */
+  readonly epoch: number;
+  /** Its place in the epoch, from 0. */
+  readonly batch: number;
+  readonly documents: readonly Document[];
+}
+
 /**
  * Fine-tunes a language model with LoRA (Hu et al. 2021, arXiv:2106.09685).
  *
@@ -94,7 +103,7 @@ export interface OpenedRun {
  */
 export class LoraTrainer {
   readonly #run: OpenedRun;
-  readonly #batches: { epoch: number; documents: readonly Document[] }[] = [];
+  readonly #batches: QueuedBatch[] = [];
   #settings: OptimizerSettings | null = null;
   /** Passes over the data that are queued or done. */
   #epoch: number;
@@ -113,14 +122,14 @@ export class LoraTrainer {
    * Reads model and data, plans and reserves the memory, loads the weights.
    *
    * @param options Everything but `model` and `data` has a default.
-   * @param load Follows the load of the weights, and stops it.
+   * @param how Follows the load of the weights and stops it; hears what happens to checkpoints.
    * @returns A trainer to be disposed with `await using`.
    * @throws {LoramemError} BAD_ARGUMENT, BAD_CONFIG, BAD_DATA, BAD_FILE, UNSUPPORTED naming what to mend; OUT_OF_MEMORY
    * if the plan does not fit the budget, naming the one that would work; CANCELLED. Nothing stays reserved.
    */
-  static async open(options: TrainOptions, load: LoadOptions = {}): Promise<LoraTrainer> {
+  static async open(options: TrainOptions, how: OpenOptions = {}): Promise<LoraTrainer> {
     const { openRun } = await import("./open_run.ts"); // brings in zod
-    return new LoraTrainer(await openRun(options, load));
+    return new LoraTrainer(await openRun(options, how));
   }
 
   /** The memory plan. `String(plan)` is a table. */
@@ -303,6 +312,20 @@ export class LoraTrainer {
   /**
    * Writes a checkpoint of the run as it is now, and waits until it is on the disk.
    *
+   * @example Usage
+   * ```ts
+   * import { LoraTrainer } from "./mod.ts";
+   * const demo = { model: "examples/demo/model", data: "examples/demo/valid.jsonl", maxSteps: 2 };
+   * const options = { ...demo, runDir: "out/example-run", saveEvery: 100, resume: "auto" };
+   * {
+   *   await using trainer = await LoraTrainer.open(options);
+   *   for await (const { step } of trainer.steps()) if (step === 1) break;
+   *   await trainer.checkpoint();
+   * }
+   * await using trainer = await LoraTrainer.open(options);
+   * console.log(trainer.stepsDone); // 1
+   * ```
+   *
    * @throws {LoramemError} BAD_ARGUMENT where the run was opened without `saveEvery`; IO if it cannot be written, and earlier
    * ones are intact.
    */
@@ -330,10 +353,7 @@ export class LoraTrainer {
   async #step(): Promise<StepInfo> {
     const { options, session } = this.#run;
     while (this.#batches.length < 2) this.#queueEpoch();
-    const { epoch, documents } = this.#batches.shift() as {
-      epoch: number;
-      documents: readonly Document[];
-    };
+    const { epoch, documents } = this.#batches.shift() as QueuedBatch;
     this.#settings ??= { ...options, totalSteps: this.totalSteps };
     const started = performance.now();
     const next = session.steps + 1 < this.totalSteps ? this.#batches[0]?.documents : null;
@@ -349,10 +369,10 @@ export class LoraTrainer {
 
   /** Where the next step stands in the order of the data. */
   #position(): Position {
-    const left = this.#batches.length;
+    const [next] = this.#batches;
     const step = this.stepsDone;
-    if (left === 0) return { step, epoch: this.#epoch, batch: this.#done };
-    return { step, epoch: this.#epoch - 1, batch: this.stepsPerEpoch - left };
+    if (next === undefined) return { step, epoch: this.#epoch, batch: this.#done };
+    return { step, epoch: next.epoch - 1, batch: next.batch };
   }
 
   /** Cuts the next epoch into batches. */
@@ -365,6 +385,7 @@ export class LoraTrainer {
       const picked = order.subarray(batch * options.batchSize, (batch + 1) * options.batchSize);
       this.#batches.push({
         epoch: this.#epoch,
+        batch,
         documents: Array.from(picked, (index) => documents[index] as Document),
       });
     }

@@ -13,6 +13,7 @@ export interface GluAttributes {
 
 export const glu: OpKind<GluAttributes> = {
   name: "glu",
+  restores: true,
   uses: ({ h, gu, live }) => ({ reads: [gu, live], writes: [h] }),
   cost: ({ h, gu }, load) => [memoryWork(h.dtype, liveBytes(load, h, gu))],
   bind: ({ h, gu, live }) => ({
@@ -31,33 +32,48 @@ export const glu: OpKind<GluAttributes> = {
   backward({ h, gu, live }, walk) {
     if (!walk.wants(gu)) return;
     const dgu = walk.gradientLike(gu);
-    walk.emit(gluBackward, { dgu, dh: walk.gradient(h) as Value, gu: walk.need(gu), live });
+    const dh = walk.gradient(h) as Value;
+    walk.emit(gluBackward, { dgu, h: walk.restored(h), dh, gu: walk.need(gu), live });
     walk.contribute(gu, dgu);
   },
 };
 
 interface GluBackwardAttributes {
   readonly dgu: Value;
+  /** Written with the output of the forward op, if anyone needs it again. */
+  readonly h: Value | null;
   readonly dh: Value;
   readonly gu: Value;
   readonly live: Value;
 }
 
-const gluBackward: OpKind<GluBackwardAttributes> = {
+export const gluBackward: OpKind<GluBackwardAttributes> = {
   name: "gluBackward",
-  uses: ({ dgu, dh, gu, live }) => ({ reads: [dh, gu, live], writes: [dgu], inPlace: [[dgu, gu]] }),
-  cost: ({ dgu, dh, gu }, load) => [memoryWork(dh.dtype, liveBytes(load, dgu, dh, gu))],
-  bind: ({ dgu, dh, gu, live }) => ({
+  uses: ({ dgu, h, dh, gu, live }) => ({
+    reads: [dh, gu, live],
+    writes: h === null ? [dgu] : [dgu, h],
+    inPlace:
+      h === null
+        ? [[dgu, gu]]
+        : [
+            [dgu, gu],
+            [h, dh],
+          ],
+  }),
+  cost: ({ dgu, h, dh, gu }, load) => [memoryWork(dh.dtype, liveBytes(load, dgu, h, dh, gu))],
+  bind: ({ dgu, h, dh, gu, live }) => ({
     kernel: "lm_glu_backward",
     fields: {
       type: DTYPES[dh.dtype].code,
       dgu,
+      h,
       dh,
       gu,
       live,
       rows: rowsOf(dh),
       width: dh.shape[1] as number,
       dgu_pitch: dgu.pitch,
+      h_pitch: h?.pitch ?? 0,
       dh_pitch: dh.pitch,
       gu_pitch: gu.pitch,
     },

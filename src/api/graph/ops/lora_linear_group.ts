@@ -5,9 +5,9 @@
  *     s_i = scale_i x A_i^T          loraDown, a kind of its own so that recomputing s costs no base GEMM
  *     y   = x W^T + bias + residual + [s_i B_i^T]
  *
- * Backward reads dY once for dB and ds, and x once for dA:
+ * Backward reads dY once for dB and ds, and x once for dA, which is loraDown's rule: x may come from the op before it only then:
  *
- *     ds_i = scale_i dy_i B_i,  dB_i += dy_i^T s_i,  dA_i += ds_i^T x,  dx = dy W + ds A
+ *     ds_i = scale_i dy_i B_i,  dB_i += dy_i^T s_i,  dx = dy W + ds A        dA_i += ds_i^T x
  */
 import { liveBytes, liveRows, matrixWork, type Work } from "../cost.ts";
 import type { OpKind } from "../program.ts";
@@ -53,7 +53,7 @@ export interface LoraDownAttributes {
   readonly live: Value;
 }
 
-/** s = scale x A^T. It has no backward rule: its gradient is part of loraLinearGroup's. */
+/** s = scale x A^T. What s adds to dx is part of loraLinearGroup's rule. */
 export const loraDown: OpKind<LoraDownAttributes> = {
   name: "loraDown",
   uses: ({ s, x, lora, live }) => ({ reads: [x, lora.a, live], writes: [s] }),
@@ -76,6 +76,47 @@ export const loraDown: OpKind<LoraDownAttributes> = {
       a_type: DTYPES[lora.a.dtype].code,
       ...ranks(lora),
       ...scales(lora),
+    },
+  }),
+  backward({ s, x, lora, live }, walk) {
+    const ds = walk.gradient(s) as Value;
+    walk.later(x, (there) => walk.emit(loraDownBackward, { ds, x: there, lora, live }));
+  },
+};
+
+interface LoraDownBackwardAttributes {
+  /** [T, R] f32, as loraLinearGroup's rule left it */
+  readonly ds: Value;
+  /** [T, K] */
+  readonly x: Value;
+  readonly lora: LoraGroup;
+  readonly live: Value | null;
+}
+
+export const loraDownBackward: OpKind<LoraDownBackwardAttributes> = {
+  name: "loraDownBackward",
+  uses: ({ ds, x, lora, live }) => ({
+    reads: present([ds, x, live]),
+    writes: [],
+    updates: [lora.gradA],
+  }),
+  cost: ({ ds, x, lora }, load) => {
+    const flops = 2 * liveRows(x, load) * (x.shape[1] as number) * totalRank(lora);
+    return [matrixWork(x.dtype, flops, liveBytes(load, x, ds))];
+  },
+  bind: ({ ds, x, lora, live }) => ({
+    kernel: "lm_lora_down_backward",
+    fields: {
+      type: DTYPES[x.dtype].code,
+      da: lora.gradA,
+      ds,
+      x,
+      live,
+      rows: rowsOf(x),
+      in: x.shape[1] as number,
+      x_pitch: x.pitch,
+      a_type: DTYPES[lora.a.dtype].code,
+      ...ranks(lora),
     },
   }),
 };
@@ -143,11 +184,13 @@ export const loraLinearGroup: OpKind<LoraLinearGroupAttributes> = {
     if (residual !== null) walk.contribute(residual, dy);
     const wantsInput = walk.wants(x);
     if (lora === null && !wantsInput) return;
+    walk.prepare(x);
     const dx = wantsInput ? walk.gradientLike(x) : null;
     let adapter: AdapterBackward | null = null;
     if (lora !== null && s !== null) {
-      const ds = makeValue("ds", "f32", s.shape, { layer: y.layer });
-      adapter = { lora, x: walk.need(x), s: walk.need(s), ds };
+      const ds = makeValue(`d(${s.name})`, "f32", s.shape, { layer: y.layer });
+      adapter = { lora, s: walk.need(s), ds };
+      walk.contribute(s, ds);
     }
     walk.emit(loraLinearBackward, { dx, dy, w, in: x.shape[1] as number, adapter, live });
     if (dx !== null) walk.contribute(x, dx);
@@ -156,9 +199,8 @@ export const loraLinearGroup: OpKind<LoraLinearGroupAttributes> = {
 
 interface AdapterBackward {
   readonly lora: LoraGroup;
-  readonly x: Value;
   readonly s: Value;
-  /** [T, R] f32 scratch */
+  /** [T, R] f32 */
   readonly ds: Value;
 }
 
@@ -173,17 +215,16 @@ interface LoraLinearBackwardAttributes {
   readonly live: Value | null;
 }
 
-const loraLinearBackward: OpKind<LoraLinearBackwardAttributes> = {
+export const loraLinearBackward: OpKind<LoraLinearBackwardAttributes> = {
   name: "loraLinearGroupBackward",
   uses({ dx, dy, w, adapter, live }) {
     const base = present([dy, dx === null ? null : w, live]);
     if (adapter === null) return { reads: base, writes: present([dx]) };
-    const { lora, x, s, ds } = adapter;
+    const { lora, s, ds } = adapter;
     return {
-      reads: present([...base, x, s, lora.a, ...lora.parts.map((part) => part.b)]),
-      writes: present([dx]),
-      updates: present([lora.gradA, ...lora.parts.map((part) => part.gradB)]),
-      scratch: [ds],
+      reads: present([...base, s, lora.a, ...lora.parts.map((part) => part.b)]),
+      writes: present([dx, ds]),
+      updates: present(lora.parts.map((part) => part.gradB)),
     };
   },
   cost({ dx, dy, w, in: width, adapter }, load) {
@@ -195,12 +236,12 @@ const loraLinearBackward: OpKind<LoraLinearBackwardAttributes> = {
       work.push(matrixWork(type, flops, liveBytes(load, dy, dx) + bytesOf(w)));
     }
     if (adapter === null) return work;
-    const { lora, x, ds } = adapter;
-    // dy is read for ds and dB; x for dA, and dx is read and written again for its part of ds A.
+    const { lora, ds } = adapter;
+    // dy is read for ds and dB; dx is read and written again for its part of ds A.
     work.push(matrixWork(type, 2 * upFlops(lora, rows), liveBytes(load, dy, ds)));
-    const products = dx === null ? 1 : 2;
-    const flops = products * 2 * rows * width * totalRank(lora);
-    work.push(matrixWork(type, flops, liveBytes(load, x, ds, dx, dx)));
+    if (dx === null) return work;
+    const flops = 2 * rows * width * totalRank(lora);
+    work.push(matrixWork(type, flops, liveBytes(load, ds, dx, dx)));
     return work;
   },
   bind: ({ dx, dy, w, in: width, adapter, live }) => ({
@@ -208,10 +249,10 @@ const loraLinearBackward: OpKind<LoraLinearBackwardAttributes> = {
     fields: {
       type: DTYPES[dy.dtype].code,
       dx,
-      da: adapter?.lora.gradA ?? null,
+      da: null,
       ds: adapter?.ds ?? null,
       dy,
-      x: adapter?.x ?? null,
+      x: null,
       s: adapter?.s ?? null,
       w,
       a: adapter?.lora.a ?? null,
@@ -221,7 +262,7 @@ const loraLinearBackward: OpKind<LoraLinearBackwardAttributes> = {
       out: dy.shape[1] as number,
       dx_pitch: dx?.pitch ?? 0,
       dy_pitch: dy.pitch,
-      x_pitch: adapter?.x.pitch ?? 0,
+      x_pitch: 0,
       s_pitch: adapter?.s.pitch ?? 0,
       w_pitch: w.pitch,
       w_type: DTYPES[w.dtype].code,

@@ -17,6 +17,7 @@ export interface NormAttributes {
 
 export const norm: OpKind<NormAttributes> = {
   name: "norm",
+  restores: true,
   uses: ({ y, x, weight, live }) => ({ reads: [x, weight, live], writes: [y], inPlace: [[y, x]] }),
   cost: ({ y, x }, load) => [memoryWork(y.dtype, liveBytes(load, y, x))],
   bind: ({ y, x, weight, live, eps }) => ({
@@ -40,13 +41,25 @@ export const norm: OpKind<NormAttributes> = {
     const dy = walk.gradient(y) as Value;
     const dx = walk.gradientLike(x);
     const earlier = walk.gradient(x);
-    walk.emit(normBackward, { dx, dy, x: walk.need(x), weight, add: earlier, live, eps });
+    const restored = walk.restored(y);
+    walk.emit(normBackward, {
+      dx,
+      y: restored,
+      dy,
+      x: walk.need(x),
+      weight,
+      add: earlier,
+      live,
+      eps,
+    });
     walk.replace(x, dx);
   },
 };
 
 interface NormBackwardAttributes {
   readonly dx: Value;
+  /** Written with the output of the forward op, if anyone needs it again. */
+  readonly y: Value | null;
   readonly dy: Value;
   readonly x: Value;
   readonly weight: Value;
@@ -58,23 +71,23 @@ interface NormBackwardAttributes {
 
 const normBackward: OpKind<NormBackwardAttributes> = {
   name: "normBackward",
-  uses: ({ dx, dy, x, weight, add, live }) => ({
-    reads: add === null ? [dy, x, weight, live] : [dy, x, weight, add, live],
-    writes: [dx],
-    inPlace:
-      add === null
-        ? [[dx, dy]]
-        : [
-            [dx, add],
-            [dx, dy],
-          ],
-  }),
-  cost: ({ dx, dy, x, add }, load) => [memoryWork(dx.dtype, liveBytes(load, dx, dy, x, add))],
-  bind: ({ dx, dy, x, weight, add, live, eps }) => ({
+  uses({ dx, y, dy, x, weight, add, live }) {
+    const inPlace: [Value, Value][] = [[dx, dy]];
+    if (add !== null) inPlace.unshift([dx, add]);
+    if (y !== null) inPlace.push([y, dy]);
+    return {
+      reads: add === null ? [dy, x, weight, live] : [dy, x, weight, add, live],
+      writes: y === null ? [dx] : [dx, y],
+      inPlace,
+    };
+  },
+  cost: ({ dx, y, dy, x, add }, load) => [memoryWork(dx.dtype, liveBytes(load, dx, y, dy, x, add))],
+  bind: ({ dx, y, dy, x, weight, add, live, eps }) => ({
     kernel: "lm_rms_norm_backward",
     fields: {
       type: DTYPES[dx.dtype].code,
       dx,
+      y,
       dy,
       x,
       weight,
@@ -83,6 +96,7 @@ const normBackward: OpKind<NormBackwardAttributes> = {
       rows: rowsOf(dx),
       width: dx.shape[1] as number,
       dx_pitch: dx.pitch,
+      y_pitch: y?.pitch ?? 0,
       dy_pitch: dy.pitch,
       x_pitch: x.pitch,
       add_pitch: add?.pitch ?? 0,

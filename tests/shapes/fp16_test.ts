@@ -5,9 +5,9 @@ import type { Precision } from "../../src/api/amp/precision.ts";
 import type { ScalerSettings } from "../../src/api/kernels/mod.ts";
 import type { Session } from "../../src/api/train/session.ts";
 import { native } from "../../src/ffi/load.ts";
-import { markovBatch } from "../shapes/markov.ts";
-import { openShape, SETTINGS, SHAPES } from "../shapes/session.ts";
 import { KINDS } from "../train/support.ts";
+import { markovBatch } from "./markov.ts";
+import { openShape, SETTINGS, SHAPES } from "./session.ts";
 
 const { documents, tokens } = SHAPES.small;
 

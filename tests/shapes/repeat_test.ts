@@ -7,7 +7,8 @@ import { createHash } from "node:crypto";
 import process from "node:process";
 import { test } from "node:test";
 import { exportAdapters } from "../../src/api/train/adapter_state.ts";
-import { markovBatch } from "../shapes/markov.ts";
+import { KINDS } from "../train/support.ts";
+import { markovBatch } from "./markov.ts";
 import {
   freeBytes,
   openShape,
@@ -15,8 +16,7 @@ import {
   SHAPES,
   type ShapeName,
   type ShapeSetup,
-} from "../shapes/session.ts";
-import { KINDS } from "../train/support.ts";
+} from "./session.ts";
 
 const NAMES = (process.env.LORAMEM_SHAPES ?? "small").split(",") as ShapeName[];
 
