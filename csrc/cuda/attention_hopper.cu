@@ -183,17 +183,17 @@ __global__ void __launch_bounds__(C::THREADS, 1)
 #endif
 }
 
-/* Q: also of the query tile of the forward pass, which has no grad_o. */
-template <int D_, int GROUPS_>
+/* BLOCKS: that share a multiprocessor. The forward pass has no tile of grad_o. */
+template <int D_, int GROUPS_, int BLOCKS_>
 struct hopper_queries {
-  static constexpr int D = D_, GROUPS = GROUPS_, QUERIES = 64 * GROUPS, THREADS = 128 * GROUPS;
+  static constexpr int D = D_, GROUPS = GROUPS_, BLOCKS = BLOCKS_, QUERIES = 64 * GROUPS, THREADS = 128 * GROUPS;
   static constexpr int Q = QUERIES * D * 2, STAGE = 2 * STEP * D * 2; /* bytes: q or grad_o; k and v */
   static constexpr int SHARED = 2 * Q + 2 * STAGE, FORWARD_SHARED = Q + 2 * STAGE;
 };
 
 /* dq of QUERIES queries of one head. */
 template <typename T, typename C>
-__global__ void __launch_bounds__(C::THREADS, 1)
+__global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
     attention_hopper_queries(const __grid_constant__ lm_attention a, const __grid_constant__ lm_attention_gradients g) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ __align__(1024) unsigned char shared[];
@@ -269,7 +269,7 @@ __global__ void __launch_bounds__(C::THREADS, 1)
 
 /* QUERIES queries of one head; lse may be NULL. */
 template <typename T, typename C>
-__global__ void __launch_bounds__(C::THREADS, 1)
+__global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
     attention_hopper_forward(const __grid_constant__ lm_attention a, T *o, float *lse) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ __align__(1024) unsigned char shared[];
@@ -399,8 +399,8 @@ static cudaError_t launch(const lm_attention &a, const lm_attention_gradients &g
 
 template <typename T>
 static cudaError_t launch_size(const lm_attention &a, const lm_attention_gradients &g, cudaStream_t stream) {
-  if (a.head_dim == 64) return launch<T, hopper_keys<64, 3>, hopper_queries<64, 3>>(a, g, stream);
-  return launch<T, hopper_keys<128, 2>, hopper_queries<128, 3>>(a, g, stream);
+  if (a.head_dim == 64) return launch<T, hopper_keys<64, 3>, hopper_queries<64, 3, 1>>(a, g, stream);
+  return launch<T, hopper_keys<128, 2>, hopper_queries<128, 3, 1>>(a, g, stream);
 }
 
 cudaError_t lm_attention_hopper_backward(const lm_attention &a, const lm_attention_gradients &g, int32_t type, cudaStream_t stream) {
@@ -415,8 +415,8 @@ static cudaError_t launch_forward(const lm_attention &a, void *o, float *lse, cu
 
 cudaError_t lm_attention_hopper_forward(const lm_attention &a, int32_t type, void *o, float *lse, cudaStream_t stream) {
   if (a.head_dim == 64)
-    return type == LM_BF16 ? launch_forward<lm_bf16, hopper_queries<64, 3>>(a, o, lse, stream)
-                           : launch_forward<lm_f16, hopper_queries<64, 3>>(a, o, lse, stream);
-  return type == LM_BF16 ? launch_forward<lm_bf16, hopper_queries<128, 3>>(a, o, lse, stream)
-                         : launch_forward<lm_f16, hopper_queries<128, 3>>(a, o, lse, stream);
+    return type == LM_BF16 ? launch_forward<lm_bf16, hopper_queries<64, 2, 2>>(a, o, lse, stream)
+                           : launch_forward<lm_f16, hopper_queries<64, 2, 2>>(a, o, lse, stream);
+  return type == LM_BF16 ? launch_forward<lm_bf16, hopper_queries<128, 3, 1>>(a, o, lse, stream)
+                         : launch_forward<lm_f16, hopper_queries<128, 3, 1>>(a, o, lse, stream);
 }

@@ -163,11 +163,10 @@ void lm_cuda_gemm_time(lm_cuda *cuda, const lm_gemm *fused, const lm_gemm *term,
   cudaStreamCaptureStatus capture = cudaStreamCaptureStatusActive;
   if (cudaStreamIsCapturing(stream, &capture) || capture != cudaStreamCaptureStatusNone) return;
   if (!workspace) workspace_bytes = 0;
+  if (lm_cuda_choice_of(cuda, base, ranks) >= 0) return;
+  const choice made = measure(cuda, fused, term, base, ranks, workspace, workspace_bytes, stream);
   pthread_mutex_lock(&choices->mutex);
-  if (choices->count < CHOICES && !find(choices, key_of(base, ranks))) {
-    const choice made = measure(cuda, fused, term, base, ranks, workspace, workspace_bytes, stream);
-    choices->all[choices->count++] = made;
-  }
+  if (choices->count < CHOICES && !find(choices, made.key)) choices->all[choices->count++] = made;
   pthread_mutex_unlock(&choices->mutex);
 }
 
