@@ -80,9 +80,9 @@ struct lm_file {
   bool tells_cached;      /* the page cache can be asked without waiting */
   int32_t mode;
   int32_t fd, direct_fd;  /* direct_fd is -1 without O_DIRECT */
-  bool made;              /* by us, and not published */
+  _Atomic bool made;      /* by us, and not published */
   _Atomic bool closed;
-  char *path;
+  char *_Atomic path;     /* lies behind the struct until the file is published, which happens once */
 };
 
 /* What a job does and what a transfer is. */

@@ -303,7 +303,7 @@ static void fails_at_every_allocation(void) {
 }
 
 int main(void) {
-  make_test_folder();
+  make_test_folder(true);
   test("lm_file_*() failing at any file call report it once, with its errno", fails_at_every_file_call);
   test("lm_file_*() go on after interruptions, short counts and a refused O_DIRECT", goes_on_where_it_can);
   test("lm_file_read() of a file that shrinks says where it ends", ends_where_the_file_does);

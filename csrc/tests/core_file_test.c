@@ -363,7 +363,7 @@ static void locks(void) {
 }
 
 int main(void) {
-  make_test_folder();
+  make_test_folder(false);
   test("lm_file_read() puts bytes where they belong from odd offsets", odd_offsets);
   test("lm_file_write() writes every kind of extent, with checksums", writes_what_is_there);
   test("lm_file_read() reads neighbours together and extents larger than the ring", reads_neighbours_together);
