@@ -101,7 +101,7 @@ export async function openRun(raw: unknown, how: OpenOptions): Promise<OpenedRun
     budgetBytes(options.memoryBudget),
     () => freeBytes(device.info()),
     (budget) => search.fit(budget),
-    (run) => Session.commit(device, run, options.execution, scalerOf(options)),
+    (run) => Session.commit(device, run, options.execution, scalerOf(options), options.algorithms),
   );
   undo.defer(() => session.dispose());
   await loadWeights(session.executor, session.run, files, ring, how);

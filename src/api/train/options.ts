@@ -163,6 +163,13 @@ export const trainSchema = z.strictObject({
     .enum(["graph", "eager"])
     .default("graph")
     .describe("replay recorded segments, or call every kernel one by one"),
+  algorithms: z
+    .string()
+    .min(1)
+    .default("timed")
+    .describe(
+      "algorithms of matrix products on a GPU: timed before the first step, estimated, or what run.json of an earlier run says",
+    ),
   runDir: z
     .string()
     .min(1)
