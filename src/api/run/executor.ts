@@ -124,10 +124,13 @@ export class Executor {
   async dispose(): Promise<void> {
     this.#disposeGraphs();
     const { copies, arenas } = this.#reserved;
-    await copies?.dispose();
-    await this.copyStream[Symbol.asyncDispose]();
-    await this.stream[Symbol.asyncDispose]();
-    for (const arena of arenas.values()) arena.dispose();
+    // A copy that failed has failed the ops that wait for it, and they say so; one that nobody waits for changes nothing.
+    await Promise.allSettled([copies?.dispose(), this.copyStream.dispose()]);
+    try {
+      await this.stream.dispose();
+    } finally {
+      for (const arena of arenas.values()) arena.dispose();
+    }
   }
 
   /** Memory of a value and where it starts inside it. */
