@@ -5,6 +5,7 @@ import type { Load } from "../src/api/graph/cost.ts";
 import { DTYPES } from "../src/api/graph/value.ts";
 import { Device, type DeviceBuffer } from "../src/api/memory/mod.ts";
 import { ropeTable } from "../src/api/nn/rope.ts";
+import type { Algorithms } from "../src/api/run/choices.ts";
 import { initializeAdapters } from "../src/api/train/adapter_state.ts";
 import { uploadFloats } from "../src/api/train/load_weights.ts";
 import { type RunPlan, TRANSFER_BYTES } from "../src/api/train/run_plan.ts";
@@ -80,6 +81,8 @@ export interface Measuring {
    * be had. null = everything.
    */
   readonly limit?: number | null;
+  /** Of matrix products; default `"timed"`, as in a run. */
+  readonly algorithms?: Algorithms;
 }
 
 /** What was measured. */
@@ -109,7 +112,7 @@ const MARGIN = 96 << 20;
 export async function measureRun(
   run: RunPlan,
   documents: readonly Document[],
-  { device: kind, warm, steps, limit = null }: Measuring,
+  { device: kind, warm, steps, limit = null, algorithms = "timed" }: Measuring,
 ): Promise<Measured> {
   await using device = await Device.open(kind);
   const info = device.info();
@@ -118,7 +121,7 @@ export async function measureRun(
   using _rest =
     limit === null || !onGpu ? null : takeRest(device, limit, Number(info.streamWorkspace));
   const before = free();
-  const session = Session.commit(device, run, "graph");
+  const session = Session.commit(device, run, "graph", {}, algorithms);
   try {
     const driverCommit = before - free();
     await randomWeights(session);

@@ -2,14 +2,16 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import { codeBlocks, readText, runPrograms } from "../help.ts";
 
-test("docs/memory.md: the programs run as they are", () => {
-  const programs = codeBlocks(readText("docs/memory.md"))
-    .filter(({ language }) => language === "ts")
-    .map(({ text, line }) => ({ name: `docs/memory.md:${line}`, text }));
-  assert.ok(programs.length > 0);
-  const failed = runPrograms(programs);
-  assert.equal(failed.length, 0, failed.join("\n"));
-});
+for (const page of ["docs/memory.md", "docs/checkpoints.md", "docs/performance.md"]) {
+  test(`${page}: the programs run as they are`, () => {
+    const programs = codeBlocks(readText(page))
+      .filter(({ language }) => language === "ts")
+      .map(({ text, line }) => ({ name: `${page}:${line}`, text }));
+    assert.ok(programs.length > 0);
+    const failed = runPrograms(programs);
+    assert.equal(failed.length, 0, failed.join("\n"));
+  });
+}
 
 test("docs/memory.md draws the tree of adviseMemory(), call names apart", () => {
   const lines = (text: string) =>

@@ -4,7 +4,8 @@ import type { Value } from "../../src/api/graph/value.ts";
 import { keptBytesOfLayer } from "../../src/api/plan/report.ts";
 import { SAVE_POLICIES } from "../../src/api/plan/save_points.ts";
 import { type PlacedValues, verifyProgram } from "../../src/api/plan/verify.ts";
-import { DIMS, MODELS, planModel } from "./models.ts";
+import { planRun } from "../../src/api/train/run_plan.ts";
+import { DIMS, MODELS, planModel, specOf } from "./models.ts";
 import { shrunkSlots } from "./shrunk_slots.ts";
 
 test("makePlan() of Llama-3.1-8B keeps about 95 and 8 KB per token and layer", () => {
@@ -94,4 +95,20 @@ test("String(plan) names classes, programs and the peak", () => {
   ]) {
     assert.ok(text.includes(part), part);
   }
+});
+
+test("makePlan() gives the backward pass of attention room for ordered sums where a GPU gains from it", () => {
+  const workspaces = (name: keyof typeof MODELS, backend: "cpu" | "cuda") => {
+    const { plan } = planRun({ ...specOf(name), backend }, "keep");
+    const { buffers = [] } = plan.programs.get("train") ?? {};
+    return buffers.filter(({ tenants }) => tenants[0]?.value.name === "dqSums");
+  };
+  const small = workspaces("Llama-3.2-1B", "cuda");
+  assert.equal(small.length, 16);
+  // What the header asks for: T D (Hq + 2 Hk) sums, a turn for every 16 rows and document of every head, and 4 words.
+  const { tokensPerMicroBatch: T, documentsPerMicroBatch: documents } = DIMS;
+  const bytes = 4 * (T * 64 * (32 + 2 * 8) + (32 + 8) * (T / 16 + documents) + 4);
+  assert.ok(small.every((buffer) => buffer.bytes === bytes && buffer.first === buffer.last));
+  assert.equal(workspaces("Llama-3.1-8B", "cuda").length, 0);
+  assert.equal(workspaces("Llama-3.2-1B", "cpu").length, 0);
 });

@@ -1,7 +1,7 @@
 /** Causal grouped-query attention over packed documents, tiled, without a T x T matrix (Dao 2023). */
 import { liveBytes, memoryWork } from "../cost.ts";
 import type { OpKind } from "../program.ts";
-import { DTYPES, makeValue, rowsOf, type Value, viewOf } from "../value.ts";
+import { bytesOf, DTYPES, makeValue, rowsOf, type Value, viewOf } from "../value.ts";
 
 /** Head counts and scale of an attention layer. */
 export interface AttentionShape {
@@ -21,6 +21,8 @@ export interface AttentionAttributes {
   /** [documents + 1] i32 */
   readonly cuSeqlens: Value;
   readonly shape: AttentionShape;
+  /** Backward adds the parts of dq up in order, in scratch of several times dq: five products instead of seven. */
+  readonly ordered: boolean;
 }
 
 /** The q, k and v columns of a packed row. */
@@ -67,7 +69,7 @@ export const attention: OpKind<AttentionAttributes> = {
       o_pitch: o.pitch,
     },
   }),
-  backward({ o, lse, qkv, cuSeqlens, shape }, walk) {
+  backward({ o, lse, qkv, cuSeqlens, shape, ordered }, walk) {
     if (!walk.wants(qkv)) return;
     const dqkv = walk.gradientLike(qkv);
     walk.emit(attentionBackward, {
@@ -77,6 +79,9 @@ export const attention: OpKind<AttentionAttributes> = {
       lse: walk.need(lse),
       qkv: walk.need(qkv),
       delta: makeValue("delta", "f32", lse.shape, { layer: o.layer }),
+      workspace: ordered
+        ? makeValue("dqSums", "f32", [workspaceElements(o, cuSeqlens, shape)], { layer: o.layer })
+        : null,
       cuSeqlens,
       shape,
     });
@@ -92,16 +97,27 @@ interface AttentionBackwardAttributes {
   readonly qkv: Value;
   /** [Hq, T] f32 scratch: row sums of o * do */
   readonly delta: Value;
+  /** f32 scratch for ordered sums, or null */
+  readonly workspace: Value | null;
   readonly cuSeqlens: Value;
   readonly shape: AttentionShape;
 }
 
+/** The size that lm_attention_backward asks for: sums of dq, dk and dv, and a turn for every block of 16 rows. */
+function workspaceElements(o: Value, cuSeqlens: Value, shape: AttentionShape): number {
+  const { heads, kvHeads, headDim } = shape;
+  const rows = rowsOf(o);
+  const documents = (cuSeqlens.shape[0] as number) - 1;
+  const turns = (heads + kvHeads) * (Math.ceil(rows / 16) + documents);
+  return rows * headDim * (heads + 2 * kvHeads) + turns + 4;
+}
+
 const attentionBackward: OpKind<AttentionBackwardAttributes> = {
   name: "attentionBackward",
-  uses: ({ dqkv, do: grad, o, lse, qkv, delta, cuSeqlens }) => ({
+  uses: ({ dqkv, do: grad, o, lse, qkv, delta, workspace, cuSeqlens }) => ({
     reads: [grad, o, lse, qkv, cuSeqlens],
     writes: [dqkv],
-    scratch: [delta],
+    scratch: workspace === null ? [delta] : [delta, workspace],
   }),
   // Row sums for delta, then five products over every pair, the scores among them a second time.
   cost: ({ dqkv, do: grad, o, qkv, shape }, load) => [
@@ -113,7 +129,7 @@ const attentionBackward: OpKind<AttentionBackwardAttributes> = {
       type: o.dtype,
     },
   ],
-  bind: ({ dqkv, do: grad, o, lse, qkv, delta, cuSeqlens, shape }) => {
+  bind: ({ dqkv, do: grad, o, lse, qkv, delta, workspace, cuSeqlens, shape }) => {
     const gradients = splitHeads(dqkv, shape);
     return {
       kernel: "lm_attention_backward",
@@ -134,8 +150,8 @@ const attentionBackward: OpKind<AttentionBackwardAttributes> = {
         qkv_pitch: qkv.pitch,
         dqkv_pitch: dqkv.pitch,
         o_pitch: o.pitch,
-        workspace: null,
-        workspace_bytes: 0,
+        workspace,
+        workspace_bytes: workspace === null ? 0 : bytesOf(workspace),
       },
     };
   },
