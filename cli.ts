@@ -6,10 +6,12 @@
  *     deno run -A cli.ts train --help
  *     bun cli.ts plan --help
  *     bun cli.ts inspect --help
+ *     bun cli.ts doctor
  */
 import process from "node:process";
 import { Command } from "commander";
 import { LoramemError } from "./mod.ts";
+import { addDoctorCommand } from "./src/cli/doctor.ts";
 import { addInspectCommand } from "./src/cli/inspect.ts";
 import { addPlanCommand } from "./src/cli/plan.ts";
 import { addTrainCommand } from "./src/cli/train.ts";
@@ -22,6 +24,7 @@ const program = new Command("loramem")
 addTrainCommand(program);
 addPlanCommand(program);
 addInspectCommand(program);
+addDoctorCommand(program);
 
 // `... | head` closes the pipe early. The reader has what it wanted, but a run is not lost for that: it goes on and is saved.
 process.stdout.on("error", (error: NodeJS.ErrnoException) => {

@@ -40,6 +40,15 @@ test("bench/checkpoint.ts goes on from a checkpoint with the same bits", SLOW, (
   assert.ok(row.checkpointBytes <= row.hostBytes && row.hostBytes < row.checkpointBytes + 2048);
 });
 
+test("bench/stream.ts keeps to its budget, and gets the loss of resident weights", SLOW, () => {
+  const { result, stdout } = bench("stream.ts", ["--steps", "1"]);
+  assert.equal(result.rows[0].sameLoss, true);
+  for (const row of result.rows) {
+    assert.ok(row.planBytes <= result.settings.budget && row.hostBytes > 0 && row.linkSeconds > 0);
+  }
+  assert.match(stdout, /same bits/);
+});
+
 test("bench/longest_context.ts runs the longest document that fits", SLOW, () => {
   const small = ["--models", "1B", "--cards", "20"];
   const { result } = bench("longest_context.ts", [...small, "--max-seconds", "60"]);

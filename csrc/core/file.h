@@ -29,6 +29,7 @@ typedef struct lm_piece {
   uint64_t from, to;
   int32_t extent;
   uint64_t skip;
+  bool spoilt; /* not all of its slot was filled */
 } lm_piece;
 
 struct lm_slot {
@@ -79,9 +80,9 @@ struct lm_file {
   bool tells_cached;      /* the page cache can be asked without waiting */
   int32_t mode;
   int32_t fd, direct_fd;  /* direct_fd is -1 without O_DIRECT */
-  bool made;              /* by us, and not published */
+  _Atomic bool made;      /* by us, and not published */
   _Atomic bool closed;
-  char *path;
+  char *_Atomic path;     /* lies behind the struct until the file is published, which happens once */
 };
 
 /* What a job does and what a transfer is. */
@@ -150,7 +151,7 @@ lm_file_request *lm_request_new(lm_file_ring *ring, lm_file *file, int32_t kind,
                                 lm_done_fn fn, uint64_t tag, const char *op);
 /* lm_request_abandon: it is not accepted after all; nobody else has seen it. */
 void lm_request_abandon(lm_file_request *request);
-/* lm_request_fail: keep the first failure of a request.
+/* lm_request_fail: keep the first failure of a request, of several in the file the one that lies first.
  *   error   errno, 0 = none
  *   offset  in the file */
 void lm_request_fail(lm_file_request *request, int32_t status, int32_t error, uint64_t offset, const char *format, ...)

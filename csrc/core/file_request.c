@@ -72,7 +72,10 @@ bool lm_request_stopped(lm_file_request *request) {
 
 void lm_request_fail(lm_file_request *request, int32_t status, int32_t error, uint64_t offset, const char *format, ...) {
   pthread_mutex_lock(&request->ring->mutex);
-  if (!atomic_exchange(&request->failed, true)) {
+  bool first = !atomic_exchange(&request->failed, true);
+  /* Pieces are begun in the order of the extents, so the lowest of those that fail does not depend on the threads. */
+  bool lower = status == LM_ERR_FILE && request->result.status == status && offset < request->result.offset;
+  if (first || lower) {
     request->result.status = status;
     request->result.error = error;
     request->result.offset = offset;

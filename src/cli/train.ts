@@ -144,7 +144,7 @@ async function printSamples(
 /** What was asked for and what was chosen, to be read by people and by `--config`. */
 function describeRun(trainer: LoraTrainer): unknown {
   return {
-    options: trainer.options,
+    options: { ...trainer.options, algorithms: trainer.algorithms },
     chosen: {
       device: trainer.device.info(),
       weights: trainer.weights,

@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { exportAdapters } from "../../src/api/train/adapter_state.ts";
-import { openGolden, readGolden, type SessionSetup } from "./support.ts";
+import { KINDS, openGolden, readGolden, type SessionSetup } from "./support.ts";
 
 const golden = await readGolden("llama");
 /** Steps of four documents each, one document per micro-batch. */
@@ -40,6 +40,12 @@ test("InputPipeline gives every program its micro-batch, whichever stream is lat
       const late = await train({ device: "sim", sim: { delays }, mode }, true);
       assert.deepEqual(late, expected, `${mode}, delays ${delays}`);
     }
+  }
+});
+
+test("Session.trainStep() gives the same bits whether or not the next step was named, on every device", async () => {
+  for (const device of KINDS) {
+    assert.deepEqual(await train({ device }, true), await train({ device }, false), device);
   }
 });
 

@@ -9,13 +9,13 @@ import { readModelConfig } from "../nn/config.ts";
 import { linearModules, validateCheckpoint } from "../nn/config_tensors.ts";
 import { resolveLoraTargets } from "../nn/lora_config.ts";
 import type { Backend } from "../nn/programs.ts";
-import { profileOf } from "../plan/profiles.ts";
 import { importAdapters, initializeAdapters } from "./adapter_state.ts";
 import { CheckpointSetup, checkRunDir } from "./checkpoint_setup.ts";
 import { FitSearch } from "./fit_run.ts";
 import { loadWeights, storedType } from "./load_weights.ts";
 import type { OpenOptions } from "./notice.ts";
 import { budgetBytes, type ResolvedOptions, resolveOptions } from "./options.ts";
+import { profileOfDevice } from "./own_profile.ts";
 import { RunDir } from "./run_dir.ts";
 import { identify } from "./run_identity.ts";
 import {
@@ -76,9 +76,8 @@ export async function openRun(raw: unknown, how: OpenOptions): Promise<OpenedRun
       : null;
   const planned = setup?.planned ?? options;
   const dims = dimsOf(planned, config, longest);
-  const profile = await readProfile(
-    options.deviceProfile,
-    profileOf(device.kind, String(info.name ?? device.kind)),
+  const profile = await readProfile(options.deviceProfile, () =>
+    profileOfDevice(device.kind, String(info.name ?? device.kind)),
   );
   const step = stepLoadOf(options, dims.tokensPerMicroBatch, read.data.documents);
   const spec = {
@@ -102,7 +101,7 @@ export async function openRun(raw: unknown, how: OpenOptions): Promise<OpenedRun
     budgetBytes(options.memoryBudget),
     () => freeBytes(device.info()),
     (budget) => search.fit(budget),
-    (run) => Session.commit(device, run, options.execution, scalerOf(options)),
+    (run) => Session.commit(device, run, options.execution, scalerOf(options), options.algorithms),
   );
   undo.defer(() => session.dispose());
   await loadWeights(session.executor, session.run, files, ring, how);

@@ -88,7 +88,7 @@ export const trainSchema = z.strictObject({
     .min(1)
     .default("auto")
     .describe(
-      `rates for predicted times: auto = by the device, ${PROFILES.map(({ name }) => name).join(", ")} or a JSON file`,
+      `rates for predicted times: auto = measured by loramem doctor --calibrate, else by the device; ${PROFILES.map(({ name }) => name).join(", ")} or a JSON file`,
     ),
   memoryBudget: z
     .union([z.literal("auto"), z.number().positive(), z.string().regex(BYTES)])
@@ -163,6 +163,13 @@ export const trainSchema = z.strictObject({
     .enum(["graph", "eager"])
     .default("graph")
     .describe("replay recorded segments, or call every kernel one by one"),
+  algorithms: z
+    .string()
+    .min(1)
+    .default("timed")
+    .describe(
+      "algorithms of matrix products on a GPU: timed before the first step, estimated, or what run.json of an earlier run says",
+    ),
   runDir: z
     .string()
     .min(1)

@@ -18,6 +18,7 @@ import { describePoints } from "../plan/save_points.ts";
 import { type Candidate, FitSearch, largestTokens } from "./fit_run.ts";
 import { storedType } from "./load_weights.ts";
 import type { ResolvedOptions, TrainOptions } from "./options.ts";
+import { readOwnProfile } from "./own_profile.ts";
 import {
   dimsOf,
   fitOptions,
@@ -110,7 +111,7 @@ interface ModelFiles {
 export async function planTraining(raw: PlanOptions): Promise<TrainingPlan> {
   const { budgetBytes, resolveOptions } = await import("./options.ts"); // brings in zod
   const options = resolveOptions({ data: [], ...raw });
-  const profile = await readProfile(options.deviceProfile, defaultProfile(options));
+  const profile = await readProfile(options.deviceProfile, () => defaultProfile(options));
   const { config, dtypeOf, tokenizer } = await readModelFiles(options.model);
   const lora =
     options.adapter === undefined ? loraOf(options) : (await readAdapter(options.adapter)).config;
@@ -273,9 +274,11 @@ function pick(
   return front.filter((candidate) => places.includes(candidate) || isChosen(candidate));
 }
 
-/** Without a profile the times are those of the device that was asked for. */
-function defaultProfile({ device }: ResolvedOptions): DeviceProfile {
-  return findProfile(device === "cpu" ? "cpu" : "h200") as DeviceProfile;
+/** Without a profile the times are those of the device that was asked for, as measured on this machine if they were. */
+async function defaultProfile({ device }: ResolvedOptions): Promise<DeviceProfile> {
+  const kind = device === "cpu" ? "cpu" : "cuda";
+  const shipped = findProfile(kind === "cpu" ? "cpu" : "h200") as DeviceProfile;
+  return (await readOwnProfile(kind, null)) ?? shipped;
 }
 
 /** Without a budget, a profile that was asked for brings the memory of its device. */

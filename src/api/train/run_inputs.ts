@@ -162,10 +162,13 @@ export function hostBudgetOf(
 /**
  * The profile that `deviceProfile` names: a shipped one, or a JSON file.
  *
- * @param fallback What "auto" stands for.
+ * @param fallback Gives what "auto" stands for.
  */
-export async function readProfile(name: string, fallback: DeviceProfile): Promise<DeviceProfile> {
-  if (name === "auto") return fallback;
+export async function readProfile(
+  name: string,
+  fallback: () => Promise<DeviceProfile>,
+): Promise<DeviceProfile> {
+  if (name === "auto") return await fallback();
   const shipped = findProfile(name);
   if (shipped !== null) return shipped;
   const text = await readFile(name, "utf8").catch(() => "null");

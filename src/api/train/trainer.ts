@@ -152,6 +152,11 @@ export class LoraTrainer {
     return describePoints(this.#run.session.run.savePoints);
   }
 
+  /** The algorithms that matrix products use on a GPU, to be given to a later run as the option of that name. */
+  get algorithms(): string {
+    return this.#run.session.executor.algorithms;
+  }
+
   /** Where the weights of the layers are. */
   get weights(): WeightPlace {
     return this.#run.session.run.spec.weights ?? "resident";
