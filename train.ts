@@ -23,7 +23,7 @@ process.once("SIGTERM", () => stop.abort());
 
 // Reads and checks everything, reserves every byte, loads the weights.
 const onNotice = ({ message }: Notice) => console.log(message);
-await using trainer = await LoraTrainer.open({ ...options, onNotice });
+await using trainer = await LoraTrainer.open(options, { onNotice });
 console.log(String(trainer.plan));
 
 const report = async (when: string) => {

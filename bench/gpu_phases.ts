@@ -6,7 +6,7 @@
  *     bun bench/gpu_phases.ts [result.json] [model ...]
  *
  * Every model runs in a process of its own, once as it is and once recorded. A step lasts from the copy of its input to the
- * copy of its metrics; busy is the union of its kernels, copies and fills.
+ * end of its update; busy is the union of its kernels, copies and fills.
  */
 import { spawnSync } from "node:child_process";
 import { mkdtempSync, readFileSync, rmSync } from "node:fs";
@@ -14,15 +14,17 @@ import { tmpdir } from "node:os";
 import { join } from "node:path";
 import process from "node:process";
 import { fileURLToPath } from "node:url";
-import { Device } from "../src/api/memory/mod.ts";
 import { linearModules } from "../src/api/nn/config_tensors.ts";
 import type { SavePolicy } from "../src/api/plan/save_points.ts";
-import { SETTINGS } from "./demo_session.ts";
-import { documentsOf, openShape, SHAPES, type Shape, specOfShape } from "./gpu_model.ts";
+import { planRun } from "../src/api/train/run_plan.ts";
+import { type Shape, shapeDocuments, shapeSpec, shapesOf } from "./gpu_shapes.ts";
+import { measureRun } from "./random_session.ts";
 import { writeResult } from "./results.ts";
 
 const POLICIES: readonly SavePolicy[] = ["keep", "checkpoint"];
 const [WARM, STEPS] = [3, 10];
+const DEVICE = "cuda:0";
+const SHAPES = shapesOf(DEVICE);
 
 interface Activity {
   readonly kind: "kernel" | "memcpy" | "memset";
@@ -74,17 +76,21 @@ function busyTime(step: readonly Activity[]): number {
   return busy / 1e6;
 }
 
-/** From the copy of the input to the copy of the metrics, for every step. */
+/** Every step: from its first copy to the device, fill or kernel to the end of its optimizer. */
 function stepsOf(activities: readonly Activity[]): Activity[][] {
   const steps: Activity[][] = [];
-  let from = 0;
-  activities.forEach(({ kind, name }, index) => {
-    const toHost = kind === "memcpy" && name === "2";
-    if (!toHost) return;
-    const step = activities.slice(from, index + 1);
-    from = index + 1;
-    if (step.some((one) => one.name.includes("adamw"))) steps.push(step);
-  });
+  let step: Activity[] = [];
+  let updated = false;
+  for (const activity of activities) {
+    const optimizer = activity.name.includes("adamw");
+    if (updated && !optimizer) {
+      steps.push(step);
+      [step, updated] = [[], false];
+    }
+    const toHost = activity.kind === "memcpy" && activity.name === "2";
+    if (step.length > 0 || !toHost) step.push(activity);
+    updated = optimizer;
+  }
   return steps;
 }
 
@@ -94,7 +100,7 @@ function stepsOf(activities: readonly Activity[]): Activity[][] {
  */
 function floorsOf(shape: Shape, policy: SavePolicy): Record<string, number> {
   const [, count, tokens] = shape;
-  const { config } = specOfShape(shape, policy);
+  const { config } = shapeSpec(shape, DEVICE);
   const {
     hiddenSize: h,
     intermediateSize: mlp,
@@ -131,20 +137,13 @@ function floorsOf(shape: Shape, policy: SavePolicy): Record<string, number> {
 
 /** Child: runs the steps; gives the milliseconds of the median one. */
 async function runSteps(shape: Shape, policy: SavePolicy): Promise<void> {
-  const spec = specOfShape(shape, policy);
-  const documents = documentsOf(shape, spec);
-  await using device = await Device.open("cuda:0");
-  const session = await openShape(device, spec, policy);
-  const times: number[] = [];
-  for (let step = 0; step < WARM + STEPS; step++) {
-    const start = performance.now();
-    await session.trainStep(documents, SETTINGS);
-    if (step >= WARM) times.push(performance.now() - start);
-  }
-  const median = times.toSorted((a, b) => a - b)[STEPS >> 1] as number;
-  await session.dispose();
+  const spec = shapeSpec(shape, DEVICE);
+  const lossChunkTokens = policy === "checkpoint" ? 512 : 1024;
+  const run = planRun({ ...spec, dims: { ...spec.dims, lossChunkTokens } }, policy);
+  const how = { device: DEVICE, warm: WARM, steps: STEPS } as const;
+  const { seconds } = await measureRun(run, shapeDocuments(shape), how);
   await new Promise((resolve) => setTimeout(resolve, 500)); // CUPTI hands over what it has every 50 ms
-  console.log(JSON.stringify({ median }));
+  console.log(JSON.stringify({ median: seconds * 1000 }));
 }
 
 function spawnSteps(shape: Shape, policy: SavePolicy, env: Record<string, string>): number {
@@ -194,13 +193,18 @@ function report(shape: Shape, policy: SavePolicy): Record<string, unknown> {
       CUDA_INJECTION64_PATH: library,
       LORAMEM_ACTIVITY: file,
     });
-    const steps = stepsOf(readActivities(file)).slice(WARM);
+    const activities = readActivities(file);
+    const steps = stepsOf(activities).slice(WARM);
     const spans = steps.map((step) => {
       const [first, last] = [step[0] as Activity, step.at(-1) as Activity];
       return { step, ms: (last.end - first.start) / 1e6 };
     });
     const middle = spans.toSorted((a, b) => a.ms - b.ms)[spans.length >> 1];
-    if (middle === undefined) throw new Error("no step was recorded");
+    if (middle === undefined) {
+      const names = new Set(activities.map(({ kind, name }) => `${kind} ${name.slice(0, 60)}`));
+      const seen = [...names].slice(0, 40).join("\n");
+      throw new Error(`no step was recorded: ${activities.length} activities\n${seen}`);
+    }
     const names = phasesOf(middle.step);
     const phases: Record<string, number> = {};
     middle.step.forEach(({ start, end }, index) => {

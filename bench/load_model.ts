@@ -1,6 +1,7 @@
 /**
- * Loading a model of real shape: random bf16 weights in four shards, read cold (where the page cache can be emptied) and
- * warm, straight into planned slots. GB/s, and the host memory that it takes besides the ring.
+ * Loading a model of real shape: random bf16 weights in four shards, read warm (from the page cache, where writing left
+ * them) and cold (where the page cache can be emptied), straight into planned slots. GB/s, and the host memory that it
+ * takes besides the ring.
  *
  *     TMPDIR=/fast/disk bun bench/load_model.ts [result.json] [model]
  *
@@ -130,7 +131,7 @@ try {
     const { slots, slotBytes } = ring.stats();
     const ringBytes = slots * slotBytes;
     for (let round = 0; round <= WARM; round++) {
-      const cold = round === 0 && dropCache(files);
+      const cold = round === WARM && dropCache(files); // last: a direct read leaves nothing in the cache
       let high = 0;
       const watch = setInterval(async () => {
         high = Math.max(high, await memory("VmRSS"));

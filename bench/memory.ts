@@ -98,10 +98,11 @@ group("gradient scaler", () => {
   });
 });
 
-/** A line of the result: nanoseconds, and GB/s where bytes are copied. */
+/** A line of the result: the median and the least in nanoseconds, and GB/s where bytes are copied. */
 interface Row {
   readonly name: string;
   readonly ns?: number;
+  readonly leastNs?: number;
   readonly gbPerSecond?: number;
 }
 
@@ -118,19 +119,20 @@ function rowsInC(): Row[] {
 }
 
 console.log(`device: ${device.kind}`);
-const { benchmarks } = await run();
+const { benchmarks } = await run({ format: "quiet" });
 const rows: Row[] = benchmarks.flatMap(({ runs, alias }) => {
-  const ns = runs[0]?.stats?.p50;
-  if (ns === undefined) return [];
+  const { p50: ns, min: leastNs } = runs[0]?.stats ?? {};
+  if (ns === undefined || leastNs === undefined) return [];
   const copies = alias.startsWith(`${copied} to`);
-  return [{ name: alias, ns, ...(copies ? { gbPerSecond: large / ns } : {}) }];
+  return [{ name: alias, ns, leastNs, ...(copies ? { gbPerSecond: large / ns } : {}) }];
 });
 if (cuda) rows.push(...rowsInC());
-console.log(`\n${"median".padEnd(52)}${"ns".padStart(14)}${"GB/s".padStart(10)}`);
-for (const { name, ns, gbPerSecond } of rows) {
-  console.log(
-    `${name.padEnd(52)}${(ns?.toFixed(0) ?? "").padStart(14)}${(gbPerSecond?.toFixed(1) ?? "").padStart(10)}`,
-  );
+const cell = (value: number | undefined, digits = 0) => (value?.toFixed(digits) ?? "").padStart(14);
+console.log(
+  `\n${"".padEnd(50)}${["median ns", "least ns", "GB/s"].map((t) => t.padStart(14)).join("")}`,
+);
+for (const { name, ns, leastNs, gbPerSecond } of rows) {
+  console.log(name.padEnd(50) + cell(ns) + cell(leastNs) + cell(gbPerSecond, 1));
 }
 if (values.out !== undefined) {
   await writeResult(values.out, { device: device.info(), rows });

@@ -2,31 +2,49 @@
 import type { Document } from "../src/api/data/conversation.ts";
 import { shuffledOrder } from "../src/api/data/order.ts";
 import type { Load } from "../src/api/graph/cost.ts";
-import { bytesOf } from "../src/api/graph/value.ts";
+import { DTYPES } from "../src/api/graph/value.ts";
 import { Device, type DeviceBuffer } from "../src/api/memory/mod.ts";
+import { ropeTable } from "../src/api/nn/rope.ts";
+import type { Algorithms } from "../src/api/run/choices.ts";
 import { initializeAdapters } from "../src/api/train/adapter_state.ts";
+import { uploadFloats } from "../src/api/train/load_weights.ts";
 import { type RunPlan, TRANSFER_BYTES } from "../src/api/train/run_plan.ts";
 import { Session } from "../src/api/train/session.ts";
 import { SETTINGS } from "./demo_session.ts";
 
-/** Fills every weight with bf16 numbers of about 0.02, from one random block that is copied over and over. */
-export async function randomWeights(session: Session): Promise<void> {
-  const { executor, run } = session;
+/** Bytes of ones at the end of the transfer block, for norms. */
+const ONES = 1 << 16;
+
+/**
+ * Fills every tensor with bf16 numbers of about 0.02, each from its own place in one random block, and norms with ones: the
+ * same wherever the weights are.
+ */
+export async function randomWeights({ executor, run }: Session): Promise<void> {
   const { transfer } = run.staging;
   const block = executor.hostView(transfer, Uint16Array);
+  const random = (TRANSFER_BYTES - ONES) / 2;
   let state = 1;
-  for (let at = 0; at < block.length; at++) {
+  for (let at = 0; at < random; at++) {
     state = (Math.imul(state, 1664525) + 1013904223) >>> 0;
     // Sign and mantissa at random, exponent of numbers between 2^-7 and 2^-5.
     block[at] = ((state >>> 16) & 0x807f) | ((120 + ((state >>> 8) & 1)) << 7);
   }
-  for (const value of run.weights.values) {
-    const bytes = bytesOf(value);
-    for (let at = 0; at < bytes; at += TRANSFER_BYTES) {
-      executor.upload(value, transfer, Math.min(TRANSFER_BYTES, bytes - at), at);
+  block.fill(0x3f80, random);
+  run.weights.sources.forEach(({ tensor, value, element, elements }, index) => {
+    const size = DTYPES[value.dtype].bytes;
+    const isNorm = tensor.includes("norm");
+    const start = isNorm ? 2 * random : (index * 1_000_448) % random;
+    const most = isNorm ? ONES : random;
+    for (let at = 0; at < elements * size; at += most) {
+      const bytes = Math.min(most, elements * size - at);
+      executor.upload(value, transfer, bytes, element * size + at, start);
     }
-  }
+  });
   await executor.stream.done();
+  const { cos, sin } = run.weights;
+  const table = ropeTable(run.spec.config.rope, run.spec.config.headDim, cos.shape[0] as number);
+  await uploadFloats(executor, transfer, cos, 0, table.cos);
+  await uploadFloats(executor, transfer, sin, 0, table.sin);
 }
 
 /** `count` documents of `tokens` random tokens, all but the first labelled. */
@@ -63,6 +81,8 @@ export interface Measuring {
    * be had. null = everything.
    */
   readonly limit?: number | null;
+  /** Of matrix products; default `"timed"`, as in a run. */
+  readonly algorithms?: Algorithms;
 }
 
 /** What was measured. */
@@ -93,7 +113,7 @@ const MARGIN = 96 << 20;
 export async function measureRun(
   run: RunPlan,
   documents: readonly Document[],
-  { device: kind, warm, steps, limit = null }: Measuring,
+  { device: kind, warm, steps, limit = null, algorithms = "timed" }: Measuring,
 ): Promise<Measured> {
   await using device = await Device.open(kind);
   const info = device.info();
@@ -102,7 +122,7 @@ export async function measureRun(
   using _rest =
     limit === null || !onGpu ? null : takeRest(device, limit, Number(info.streamWorkspace));
   const before = free();
-  const session = Session.commit(device, run, "graph");
+  const session = Session.commit(device, run, "graph", {}, algorithms);
   try {
     const driverCommit = before - free();
     await randomWeights(session);

@@ -34,6 +34,22 @@ test(
   },
 );
 
+test("bench/checkpoint.ts goes on from a checkpoint with the same bits", SLOW, () => {
+  const { result } = bench("checkpoint.ts", ["--turns", "2", "--steps", "2"]);
+  const [row] = result.rows;
+  assert.ok(row.sameBits && row.saveSeconds > 0 && row.slowdown > 0);
+  assert.ok(row.checkpointBytes <= row.hostBytes && row.hostBytes < row.checkpointBytes + 2048);
+});
+
+test("bench/stream.ts keeps to its budget, and gets the loss of resident weights", SLOW, () => {
+  const { result, stdout } = bench("stream.ts", ["--steps", "1"]);
+  assert.equal(result.rows[0].sameLoss, true);
+  for (const row of result.rows) {
+    assert.ok(row.planBytes <= result.settings.budget && row.hostBytes > 0 && row.linkSeconds > 0);
+  }
+  assert.match(stdout, /same bits/);
+});
+
 test("bench/longest_context.ts runs the longest document that fits", SLOW, () => {
   const small = ["--models", "1B", "--cards", "20"];
   const { result } = bench("longest_context.ts", [...small, "--max-seconds", "60"]);

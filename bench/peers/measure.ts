@@ -89,6 +89,56 @@ async function runLines(
   return { rows, failure: `${ending}: ${said.slice(0, 300)}` };
 }
 
+/** A run of ours beside the best of the peer's. */
+export interface Comparison {
+  readonly shape: string;
+  readonly setting: string;
+  /** The peer's setting, and what it is best at. */
+  readonly peer: string;
+  readonly best: "fastest" | "leanest";
+  /** Ours over theirs. */
+  readonly tokensPerSecond: number;
+  /** Ours over theirs; null where there is no device to ask. */
+  readonly memory: number | null;
+}
+
+/** Every run of ours beside the peer's fastest and leanest run of its shape. */
+export function compare(rows: readonly Row[]): Comparison[] {
+  const ran = rows.filter((row) => row.tokensPerSecond !== undefined && !/fp32/.test(row.setting));
+  return ran.flatMap(({ system, setting, shape = "", ...ours }) => {
+    if (system !== "loramem") return [];
+    const peers = ran.filter((row) => row.system === "peft" && row.shape === shape);
+    const fastest = bestOf(peers, (row) => row.tokensPerSecond ?? 0);
+    const leanest = bestOf(peers, (row) => -(memoryOf(row) ?? Number.POSITIVE_INFINITY));
+    const memory = memoryOf({ system, setting, ...ours });
+    return [["fastest", fastest] as const, ["leanest", leanest] as const].flatMap(
+      ([best, peer]): Comparison[] => {
+        if (peer === undefined) return [];
+        const theirs = memoryOf(peer);
+        return [
+          {
+            shape,
+            setting,
+            peer: peer.setting,
+            best,
+            tokensPerSecond: (ours.tokensPerSecond ?? 0) / (peer.tokensPerSecond ?? 0),
+            memory: memory === undefined || theirs === undefined ? null : memory / theirs,
+          },
+        ];
+      },
+    );
+  });
+}
+
+/** GiB: the driver's figure of ours, the allocator's peak of theirs. That is the reading that suits PEFT best. */
+export function memoryOf(row: Row): number | undefined {
+  return row.system === "peft" ? row.allocatorPeakGiB : (row.driverGiB ?? row.planGiB);
+}
+
+function bestOf(rows: readonly Row[], score: (row: Row) => number): Row | undefined {
+  return rows.toSorted((a, b) => score(b) - score(a))[0];
+}
+
 /**
  * Adds rows of a shape to a results file. A row replaces the earlier one of its shape, system and setting, except that a
  * failure never replaces a measurement.
@@ -107,7 +157,8 @@ export async function mergeRows(
     if (!worse) kept.set(keyOf(placed), placed);
   }
   const all = [...kept.values()];
-  await writeResult(file, { ...about, rows: all });
+  const ratios = compare(all);
+  await writeResult(file, { ...about, ...(ratios.length === 0 ? {} : { ratios }), rows: all });
   return all;
 }
 

@@ -13,8 +13,10 @@ import { parseArgs } from "node:util";
 import { SETTINGS, SHAPES, type ShapeName } from "../../tests/shapes/session.ts";
 import { makeCase } from "./case.ts";
 import {
+  compare,
   figure,
   listOf,
+  memoryOf,
   mergeRows,
   type Row,
   resultsFile,
@@ -82,34 +84,10 @@ function report(rows: readonly Row[]): void {
     row.error ?? figure(row.losses?.at(-1), 3),
   ]);
   console.log(table([header, ...lines]));
-  const ran = rows.filter((row) => row.error === undefined);
-  const peers = ran.filter(({ system, setting }) => system === "peft" && !/fp32/.test(setting));
-  const fastest = best(peers, (row) => row.tokensPerSecond ?? 0);
-  const leanest = best(peers, (row) => -(memoryOf(row) ?? Number.POSITIVE_INFINITY));
-  for (const row of ran) {
-    if (row.system !== "loramem") continue;
-    for (const [what, peer] of [
-      ["fastest", fastest],
-      ["leanest", leanest],
-    ] as const) {
-      if (peer === undefined) continue;
-      const speed = ratio(row.tokensPerSecond, peer.tokensPerSecond);
-      const memory = ratio(memoryOf(row), memoryOf(peer));
-      const beside = `${row.setting} beside the ${what} peer (${peer.setting})`;
-      console.log(`${beside}: ${speed} of its tokens/s, ${memory} of its memory`);
-    }
+  for (const { setting, peer, best, tokensPerSecond, memory } of compare(rows)) {
+    const bytes = figure(memory ?? undefined, 3);
+    console.log(
+      `${setting} beside the ${best} peer (${peer}): ${figure(tokensPerSecond, 3)} of its tokens/s, ${bytes} of its memory`,
+    );
   }
-}
-
-/** The driver's bytes of ours against the allocator's peak of theirs: the reading that suits PEFT best. */
-function memoryOf(row: Row): number | undefined {
-  return row.system === "peft" ? row.allocatorPeakGiB : (row.driverGiB ?? row.planGiB);
-}
-
-function ratio(ours: number | undefined, theirs: number | undefined): string {
-  return figure(ours === undefined || theirs === undefined ? undefined : ours / theirs, 3);
-}
-
-function best(rows: readonly Row[], score: (row: Row) => number): Row | undefined {
-  return rows.toSorted((a, b) => score(b) - score(a))[0];
 }

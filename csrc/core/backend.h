@@ -141,6 +141,10 @@ typedef struct lm_backend_api {
   int32_t (*managed_advise)(lm_backend *backend, void *memory, uint64_t bytes, int32_t advice);
   int32_t (*managed_prefetch)(lm_backend *backend, lm_backend_stream *stream, void *memory, uint64_t bytes, int32_t to_host);
 
+  /* Choices by timing, optional: NULL = the backend makes none, and then all three are NULL. See lm_choices_*. */
+  int32_t (*choices_time)(lm_backend *backend, int32_t on);
+  int32_t (*choices_write)(lm_backend *backend, char *text, uint64_t cap);
+  int32_t (*choices_read)(lm_backend *backend, const char *text);
   /* file_calls: the system calls of the file path, alive as long as the backend. NULL = those of the system. */
   const lm_file_calls *(*file_calls)(lm_backend *backend);
 } lm_backend_api;

@@ -119,3 +119,23 @@ const char *lm_device_list(void) {
   bool cuda = beside_library(path, sizeof path, CUDA_PLUGIN) && access(path, F_OK) == 0;
   return cuda ? "cpu, cuda" : "cpu";
 }
+
+int32_t lm_choices_time(lm_ctx *ctx, int32_t on) {
+  if (!ctx) return LM_ERR_ARGUMENT;
+  if (on != 0 && on != 1) return lm_fail(ctx, LM_ERR_ARGUMENT, "lm_choices_time: on is neither 0 nor 1: on=%d", on);
+  return ctx->api->choices_time ? ctx->api->choices_time(ctx->backend, on) : LM_OK;
+}
+
+int32_t lm_choices_write(lm_ctx *ctx, void *buf, uint64_t cap) {
+  if (!ctx) return LM_ERR_ARGUMENT;
+  if (!buf) cap = 0;
+  if (ctx->api->choices_write) return ctx->api->choices_write(ctx->backend, buf, cap);
+  if (cap > 0) *(char *)buf = 0;
+  return 1;
+}
+
+int32_t lm_choices_read(lm_ctx *ctx, const char *text) {
+  if (!ctx) return LM_ERR_ARGUMENT;
+  if (!text) return lm_fail(ctx, LM_ERR_ARGUMENT, "lm_choices_read: text is NULL");
+  return ctx->api->choices_read ? ctx->api->choices_read(ctx->backend, text) : LM_OK;
+}

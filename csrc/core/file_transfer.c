@@ -110,8 +110,8 @@ static void fail_device(lm_file_request *request, int32_t status) {
                   text[0] ? text : lm_status_text(status));
 }
 
-/* Enqueues the copies of a piece between its slot and device memory. */
-static void enqueue_copies(lm_piece *piece, int direction) {
+/* Enqueues the copies of a piece between its slot and device memory. @return false with the failure kept */
+static bool enqueue_copies(lm_piece *piece, int direction) {
   lm_file_request *request = piece->request;
   lm_file_ring *ring = request->ring;
   lm_ctx *ctx = ring->ctx;
@@ -122,7 +122,7 @@ static void enqueue_copies(lm_piece *piece, int direction) {
     if (r.extent->host) continue;
     if (!stream) stream = copy_stream(ring, direction);
     if (!stream) {
-      status = ctx->error_status;
+      status = lm_last_error(ctx, NULL, 0);
       break;
     }
     uint8_t *slot = in_slot(piece, r.at), *memory = r.extent->memory + r.skip;
@@ -140,6 +140,7 @@ static void enqueue_copies(lm_piece *piece, int direction) {
   }
   pthread_mutex_unlock(&ring->copy_mutex);
   if (status) fail_device(request, status);
+  return !status;
 }
 
 int32_t lm_slot_await(lm_file_ring *ring, lm_slot *slot) {
@@ -166,11 +167,17 @@ static uint8_t *own_memory(const lm_piece *piece) {
   return piece->request->extents[piece->extent].memory + piece->skip;
 }
 
+/* Whether a piece that was handed out is left alone. Not after another piece has failed: which failure lies first in the file
+ * shows only when all that were begun have ended. */
+static bool left_alone(const lm_file_request *request) {
+  return atomic_load_explicit(&request->cancelled, memory_order_relaxed) || request->stream_status < 0;
+}
+
 void lm_piece_read(lm_piece *piece) {
   lm_file_request *request = piece->request;
   lm_slot *slot = piece->slot;
   if (slot) (void)lm_slot_await(request->ring, slot); /* whoever filled it has seen its failure */
-  if (lm_request_stopped(request)) return;
+  if (left_alone(request)) return;
   uint64_t begin = lm_clock_ns(), from = piece->from, to = piece->to;
   uint8_t *memory;
   if (!slot) {
@@ -187,12 +194,12 @@ void lm_piece_read(lm_piece *piece) {
     if (request->checksums) add_checksum(&r, data);
     if (slot && r.extent->host) memcpy(r.extent->memory + r.skip, data, r.bytes);
   }
-  if (slot) enqueue_copies(piece, LM_TO_DEVICE);
+  if (slot) (void)enqueue_copies(piece, LM_TO_DEVICE);
 }
 
 void lm_piece_fill(lm_piece *piece) {
   (void)lm_slot_await(piece->request->ring, piece->slot);
-  if (!lm_request_stopped(piece->request)) enqueue_copies(piece, LM_TO_HOST);
+  if (!left_alone(piece->request)) piece->slot->piece.spoilt = !enqueue_copies(piece, LM_TO_HOST);
 }
 
 void lm_piece_write(lm_piece *piece) {
@@ -200,7 +207,7 @@ void lm_piece_write(lm_piece *piece) {
   lm_slot *slot = piece->slot;
   int32_t status = slot ? lm_slot_await(request->ring, slot) : LM_OK;
   if (status < 0) fail_device(request, status);
-  if (lm_request_stopped(request)) return;
+  if (status < 0 || piece->spoilt || left_alone(request)) return;
   for (run r = {0}; next_run(piece, &r);) {
     uint8_t *data = slot ? in_slot(piece, r.at) : own_memory(piece);
     if (slot && r.extent->host) memcpy(data, r.extent->memory + r.skip, r.bytes);

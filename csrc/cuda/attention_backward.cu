@@ -1,6 +1,7 @@
 /* attention_backward.cu: gradients of attention; tiles by head size and by the shared memory of the device. */
 #include "attention_backward.cuh"
 
+#include "attention_hopper.h"
 #include "attention_launch.cuh"
 #include "attention_query_gradient.cuh"
 #include "kernels.h"
@@ -96,9 +97,33 @@ static cudaError_t launch(lm_cuda *cuda, const lm_attention &a, lm_attention_gra
                                                                stream, a, g);
 }
 
+/* With products of warp groups. The workspace, where there is one, lets blocks share the query heads of a key-value head. */
+template <typename T>
+static cudaError_t launch_hopper(lm_cuda *cuda, const lm_attention &a, lm_attention_gradients g,
+                                 const lm_attention_backward_args *args, cudaStream_t stream) {
+  const int32_t keys = lm_attention_hopper_keys(a), kv_heads = a.heads / a.group;
+  const int64_t key_blocks = lm_attention_blocks(a, keys), kv_elements = (int64_t)a.rows * kv_heads * a.head_dim;
+  const int64_t turns = 1 + kv_heads * key_blocks;
+  const bool shared = args->workspace != nullptr && (uintptr_t)args->workspace % 16 == 0 &&
+                      args->workspace_bytes >= 4 * (2 * kv_elements + turns);
+  g.slices = 1;
+  if (shared) {
+    g.dk_sum = (float *)args->workspace;
+    g.dv_sum = g.dk_sum + kv_elements;
+    g.rank = (int32_t *)(g.dv_sum + kv_elements);
+    g.dkv_turn = g.rank + 1;
+    g.key_blocks = (int32_t)key_blocks;
+    g.slices = choose_slices(cuda, a, keys, 1);
+  }
+  const cudaError_t error =
+      launch_delta<T, 8>(a, args->o, args->grad_o, args->delta, g.rank, g.slices > 1 ? turns : 0, stream);
+  return error ? error : lm_attention_hopper_backward(a, g, args->type, stream);
+}
+
 template <typename T>
 static cudaError_t launch_size(lm_cuda *cuda, const lm_attention &a, const lm_attention_gradients &g,
                                const lm_attention_backward_args *args, cudaStream_t stream) {
+  if (lm_attention_hopper_can(cuda, a)) return launch_hopper<T>(cuda, a, g, args, stream);
   LM_BY_HEAD_DIM(a.head_dim, D, {
     using query_tile = lm_query_tile<D, (D == 256 ? 64 : 128), (D == 256 ? 16 : D > 64 ? 32 : 64)>;
     if (lm_attention_large(cuda))

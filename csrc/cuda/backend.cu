@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include "cublaslt.h"
+#include "gemm_choice.h"
 #include "kernels.h"
 #include "runtime.h"
 
@@ -93,6 +94,22 @@ static int32_t info(lm_backend *base, char *text, uint64_t cap) {
                       (long long)cuda->l2_bytes, bus, gemm, (ull)cuda->workspace_bytes);
 }
 
+/* Choices -------------------------------------------------------------------------------------------------------- */
+
+static int32_t choices_time(lm_backend *base, int32_t on) {
+  lm_cuda_choices_time(self(base), on != 0);
+  return LM_OK;
+}
+
+static int32_t choices_write(lm_backend *base, char *text, uint64_t cap) { return lm_cuda_choices_write(self(base), text, cap); }
+
+static int32_t choices_read(lm_backend *base, const char *text) {
+  lm_cuda *cuda = self(base);
+  if (lm_cuda_choices_read(cuda, text)) return LM_OK;
+  return cuda->host.fail(cuda->host.owner, LM_ERR_ARGUMENT,
+                         "lm_choices_read: the choices are not understood: give what lm_choices_write wrote, or none");
+}
+
 /* Life ----------------------------------------------------------------------------------------------------------- */
 
 static void backend_free(lm_cuda *cuda) {
@@ -157,6 +174,9 @@ static const lm_backend_api api = {
     .managed_release = lm_cuda_managed_release,
     .managed_advise = lm_cuda_managed_advise,
     .managed_prefetch = lm_cuda_managed_prefetch,
+    .choices_time = choices_time,
+    .choices_write = choices_write,
+    .choices_read = choices_read,
 };
 
 /* A load inside a step would stop every stream and take memory, so it happens here. */

@@ -2,6 +2,8 @@
  * right one, and its m, n, k are our columns, rows, depth. */
 #include "cublaslt.h"
 
+#include "gemm_choice.h"
+
 #include <dlfcn.h>
 #include <glob.h>
 #include <math.h>
@@ -19,11 +21,8 @@ enum { PREF_WORKSPACE = 1, PREF_REDUCTION = 3, PREF_ALIGN_A = 5, PREF_ALIGN_B = 
 /* Split sums in the compute type only: 16-bit partial sums lose accuracy, sums in place have no fixed order. */
 enum { REDUCTION_NONE = 0, REDUCTION_COMPUTE_TYPE = 2 };
 
-typedef struct lt_algo {
-  uint64_t data[8];
-} lt_algo;
 typedef struct lt_advice {
-  lt_algo algo;
+  lm_blas_algo algo;
   size_t workspace;
   int32_t state;
   float waves;
@@ -45,7 +44,7 @@ typedef struct lt_functions {
   int (*pref_destroy)(void *pref);
   int (*advise)(void *handle, void *desc, void *a, void *b, void *c, void *d, void *pref, int wanted, lt_advice *advice, int *got);
   int (*matmul)(void *handle, void *desc, const void *alpha, const void *a, void *a_layout, const void *b, void *b_layout,
-                const void *beta, const void *c, void *c_layout, void *d, void *d_layout, const lt_algo *algo, void *workspace,
+                const void *beta, const void *c, void *c_layout, void *d, void *d_layout, const lm_blas_algo *algo, void *workspace,
                 size_t workspace_bytes, cudaStream_t stream);
 } lt_functions;
 
@@ -66,20 +65,18 @@ typedef struct lt_key {
   int32_t left_pitch, right_pitch, y_pitch, residual_pitch;
 } lt_key;
 
-enum { SHAPES = 256, CANDIDATES = 8, TIMED = 5 };
+enum { SHAPES = 256, CANDIDATES = LM_BLAS_CANDIDATES };
 
 typedef struct lt_shape {
   lt_key key;
   void *desc, *a, *b, *c, *d;
-  lt_algo algo;
+  lm_blas_algo algo;
   int32_t candidates; /* 0 = the library cannot serve it */
-  bool timed;
 } lt_shape;
 
 struct lm_cuda_blas {
   lt_functions lt;
   void *handle; /* NULL = not usable, text says why */
-  bool tuning;
   pthread_mutex_t mutex; /* guards shapes and their descriptors */
   int32_t count;
   char text[200];
@@ -187,7 +184,7 @@ static int32_t ask_advice(lm_cuda_blas *blas, lt_shape *s, uint64_t workspace_by
   return usable;
 }
 
-static int run_algo(lm_cuda_blas *blas, lt_shape *s, const lm_gemm *g, const lt_algo *algo, void *workspace,
+static int run_algo(lm_cuda_blas *blas, lt_shape *s, const lm_gemm *g, const lm_blas_algo *algo, void *workspace,
                     uint64_t workspace_bytes, cudaStream_t stream) {
   const lm_gemm_part &p = g->part[0];
   const float alpha = p.factor, beta = p.residual ? 1.0f : 0.0f;
@@ -196,45 +193,9 @@ static int run_algo(lm_cuda_blas *blas, lt_shape *s, const lm_gemm *g, const lt_
                          p.residual ? p.residual : p.y, s->c, p.y, s->d, algo, workspace, workspace_bytes, stream);
 }
 
-/* The median of TIMED runs in milliseconds, or -1. */
-static float time_algo(lm_cuda_blas *blas, lt_shape *s, const lm_gemm *g, const lt_algo *algo, void *workspace,
-                       uint64_t workspace_bytes, cudaStream_t stream, cudaEvent_t from, cudaEvent_t to) {
-  float ms[TIMED];
-  for (int i = -1; i < TIMED; i++) { /* the first run loads the kernel */
-    if (cudaEventRecord(from, stream) || run_algo(blas, s, g, algo, workspace, workspace_bytes, stream) != 0 ||
-        cudaEventRecord(to, stream) || cudaEventSynchronize(to))
-      return -1;
-    float now = 0;
-    if (cudaEventElapsedTime(&now, from, to)) return -1;
-    int place = i;
-    if (i < 0) continue;
-    for (; place > 0 && ms[place - 1] > now; place--) ms[place] = ms[place - 1];
-    ms[place] = now;
-  }
-  return ms[TIMED / 2];
-}
-
-static void time_shape(lm_cuda_blas *blas, lt_shape *s, const lm_gemm *g, void *workspace, uint64_t workspace_bytes,
-                       cudaStream_t stream) {
-  lt_advice advice[CANDIDATES];
-  const int32_t count = ask_advice(blas, s, workspace_bytes, advice);
-  cudaEvent_t from = NULL, to = NULL;
-  float best = -1;
-  if (cudaEventCreate(&from) == cudaSuccess && cudaEventCreate(&to) == cudaSuccess) {
-    for (int32_t i = 0; i < count; i++) {
-      const float ms = time_algo(blas, s, g, &advice[i].algo, workspace, workspace_bytes, stream, from, to);
-      if (ms < 0 || (best >= 0 && ms >= best)) continue;
-      best = ms;
-      s->algo = advice[i].algo;
-    }
-  }
-  if (from) cudaEventDestroy(from);
-  if (to) cudaEventDestroy(to);
-  s->timed = true;
-}
-
 /* The mutex is held. @return NULL if the library cannot serve the shape */
-static lt_shape *find_shape(lm_cuda_blas *blas, const lm_gemm *g, uint64_t workspace_bytes) {
+static lt_shape *find_shape(const lm_cuda *cuda, const lm_gemm *g, uint64_t workspace_bytes) {
+  lm_cuda_blas *const blas = cuda->blas;
   const lt_key key = key_of(g);
   lt_shape *s = blas->shapes;
   while (s < blas->shapes + blas->count && memcmp(&s->key, &key, sizeof key) != 0) s++;
@@ -244,7 +205,7 @@ static lt_shape *find_shape(lm_cuda_blas *blas, const lm_gemm *g, uint64_t works
     s->key = key;
     lt_advice advice[CANDIDATES];
     if (shape_describe(&blas->lt, s)) s->candidates = ask_advice(blas, s, workspace_bytes, advice);
-    if (s->candidates > 0) s->algo = advice[0].algo;
+    if (s->candidates > 0 && !lm_cuda_choice_algo(cuda, g, &s->algo)) s->algo = advice[0].algo;
     blas->count++;
   }
   return s->candidates > 0 ? s : NULL;
@@ -267,14 +228,9 @@ cudaError_t lm_cuda_blas_gemm(lm_cuda *cuda, const lm_gemm *g, void *workspace, 
   lm_cuda_blas *blas = cuda->blas;
   if (!workspace) workspace_bytes = 0;
   pthread_mutex_lock(&blas->mutex);
-  lt_shape *s = find_shape(blas, g, workspace_bytes);
+  lt_shape *s = find_shape(cuda, g, workspace_bytes);
   int status = -1;
   if (s) {
-    if (blas->tuning && !s->timed) {
-      cudaStreamCaptureStatus capture = cudaStreamCaptureStatusActive;
-      cudaStreamIsCapturing(stream, &capture);
-      if (capture == cudaStreamCaptureStatusNone) time_shape(blas, s, g, workspace, workspace_bytes, stream);
-    }
     status = run_algo(blas, s, g, &s->algo, workspace, workspace_bytes, stream);
     if (status != 0) s->candidates = 0; /* not asked again; the own product serves from now on */
   }
@@ -283,10 +239,20 @@ cudaError_t lm_cuda_blas_gemm(lm_cuda *cuda, const lm_gemm *g, void *workspace, 
   return error ? error : status == 0 ? cudaSuccess : cudaErrorNotSupported;
 }
 
-void lm_cuda_gemm_tune(lm_cuda *cuda, bool on) {
-  if (!cuda->blas) return;
+int32_t lm_cuda_blas_candidates(lm_cuda *cuda, const lm_gemm *g, uint64_t workspace_bytes, lm_blas_algo *algos) {
+  lt_advice advice[CANDIDATES];
   pthread_mutex_lock(&cuda->blas->mutex);
-  cuda->blas->tuning = on;
+  lt_shape *s = find_shape(cuda, g, workspace_bytes);
+  const int32_t count = s ? ask_advice(cuda->blas, s, workspace_bytes, advice) : 0;
+  pthread_mutex_unlock(&cuda->blas->mutex);
+  for (int32_t i = 0; i < count; i++) algos[i] = advice[i].algo;
+  return count;
+}
+
+void lm_cuda_blas_select(lm_cuda *cuda, const lm_gemm *g, uint64_t workspace_bytes, const lm_blas_algo *algo) {
+  pthread_mutex_lock(&cuda->blas->mutex);
+  lt_shape *s = find_shape(cuda, g, workspace_bytes);
+  if (s) s->algo = *algo;
   pthread_mutex_unlock(&cuda->blas->mutex);
 }
 
@@ -362,6 +328,7 @@ static void stop_library(lm_cuda_blas *blas) {
 void lm_cuda_blas_close(lm_cuda *cuda) {
   lm_cuda_blas *blas = cuda->blas;
   if (!blas) return;
+  lm_cuda_choices_close(cuda);
   stop_library(blas);
   pthread_mutex_destroy(&blas->mutex);
   cuda->host.release(blas);
@@ -375,6 +342,7 @@ void lm_cuda_blas_open(lm_cuda *cuda) {
   lm_cuda_blas *blas = cuda->blas;
   if (!blas) return;
   pthread_mutex_init(&blas->mutex, NULL);
+  lm_cuda_choices_open(cuda);
   const char *const named = getenv("LORAMEM_CUBLASLT");
   if (named && strcmp(named, "off") == 0) {
     snprintf(blas->text, sizeof blas->text, "own kernels: LORAMEM_CUBLASLT is off");

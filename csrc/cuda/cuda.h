@@ -25,6 +25,7 @@ typedef struct lm_cuda {
   int64_t l2_bytes;
   cudaDeviceProp properties;
   struct lm_cuda_blas *blas;       /* cuBLASLt and what it is used for, see cublaslt.h */
+  struct lm_cuda_choices *choices; /* what timing chose, see gemm_choice.h; with blas */
   uint64_t workspace_bytes;        /* size of a stream's workspace; 0 = streams have none */
   struct lm_cuda_runtime *runtime; /* streams, memory: private to the backend's own files */
 } lm_cuda;

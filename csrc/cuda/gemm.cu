@@ -2,6 +2,7 @@
 #include <mutex>
 
 #include "cublaslt.h"
+#include "gemm_choice.h"
 #include "gemm_plan.cuh"
 
 /* Split products count the blocks that have arrived at each tile. The counts are 0 between launches. A workspace serves one
@@ -98,20 +99,33 @@ static float own_speed(const lm_cuda *cuda, const lm_gemm *g) {
   return cuda->capability != 90 ? 0.8f : lm_cuda_gemm_hopper_can(cuda, g) ? 0.85f : 0.55f;
 }
 
+bool lm_cuda_gemm_library_worth(const lm_cuda *cuda, const lm_gemm *base) {
+  return base->rows >= 256 && base->part[0].columns >= 256 && lm_cuda_blas_can(cuda, base);
+}
+
 bool lm_cuda_gemm_library_pays(const lm_cuda *cuda, const lm_gemm *base, int32_t ranks) {
+  if (!lm_cuda_gemm_library_worth(cuda, base)) return false;
+  const int32_t chosen = lm_cuda_choice_of(cuda, base, ranks);
+  if (chosen >= 0) return chosen;
   /* What a separate LoRA term costs: y is written once more and read once more, 4 bytes per element, while a device multiplies
    * and adds about 350 times in the time of 4 bytes (H200: 720 TFLOP/s over 4.1 TB/s; A100 and RTX 4090 are alike). */
   const float detour = ranks > 0 ? 350.0f : 0.0f;
   const float depth = (float)base->part[0].depth[0];
-  if (base->rows < 256 || base->part[0].columns < 256 || !lm_cuda_blas_can(cuda, base)) return false;
   return depth + detour < (depth + (float)ranks) / own_speed(cuda, base);
 }
 
 cudaError_t lm_cuda_gemm(lm_cuda *cuda, const lm_gemm *g, void *workspace, uint64_t workspace_bytes, cudaStream_t stream) {
-  if (lm_cuda_gemm_library_pays(cuda, g, 0)) {
-    const cudaError_t error = lm_cuda_blas_gemm(cuda, g, workspace, workspace_bytes, stream);
-    if (error != cudaErrorNotSupported) return error;
-  }
+  lm_cuda_gemm_time(cuda, g, NULL, g, 0, workspace, workspace_bytes, stream);
+  return lm_cuda_gemm_library_pays(cuda, g, 0) ? lm_cuda_gemm_library(cuda, g, workspace, workspace_bytes, stream)
+                                               : lm_cuda_gemm_own(cuda, g, workspace, workspace_bytes, stream);
+}
+
+cudaError_t lm_cuda_gemm_library(lm_cuda *cuda, const lm_gemm *g, void *workspace, uint64_t workspace_bytes, cudaStream_t stream) {
+  const cudaError_t error = lm_cuda_blas_gemm(cuda, g, workspace, workspace_bytes, stream);
+  return error == cudaErrorNotSupported ? lm_cuda_gemm_own(cuda, g, workspace, workspace_bytes, stream) : error;
+}
+
+cudaError_t lm_cuda_gemm_own(lm_cuda *cuda, const lm_gemm *g, void *workspace, uint64_t workspace_bytes, cudaStream_t stream) {
   const int32_t left = common_type(g, &lm_gemm_part::left), right = common_type(g, &lm_gemm_part::right);
   if (g->form == LM_NT && g->rows <= LM_FEW_ROWS && right >= 0) return lm_cuda_gemm_few_rows(cuda, g, stream);
   if (left <= LM_F32 || left != right) return lm_cuda_gemm_simt(cuda, g, workspace, workspace_bytes, stream);

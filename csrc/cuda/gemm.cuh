@@ -76,6 +76,11 @@ cudaError_t lm_cuda_gemm(lm_cuda *cuda, const lm_gemm *g, void *workspace, uint6
 /* lm_cuda_gemm_library_pays: whether cuBLASLt is expected to beat the own kernels at `base` with a LoRA term of `ranks` columns
  * beside it: the own kernels take that term into the same loop, the library leaves it to a pass of its own. */
 bool lm_cuda_gemm_library_pays(const lm_cuda *cuda, const lm_gemm *base, int32_t ranks);
+/* lm_cuda_gemm_library_worth: whether the library can take the product at all, and it is large enough to ask. */
+bool lm_cuda_gemm_library_worth(const lm_cuda *cuda, const lm_gemm *base);
+/* lm_cuda_gemm without asking: by the library, or where that refuses, and by the own kernels alone. */
+cudaError_t lm_cuda_gemm_library(lm_cuda *cuda, const lm_gemm *g, void *workspace, uint64_t workspace_bytes, cudaStream_t stream);
+cudaError_t lm_cuda_gemm_own(lm_cuda *cuda, const lm_gemm *g, void *workspace, uint64_t workspace_bytes, cudaStream_t stream);
 
 /* The kernels behind lm_cuda_gemm. The tensor-core ones want every operand in the type `type`. */
 cudaError_t lm_cuda_gemm_simt(lm_cuda *cuda, const lm_gemm *g, void *workspace, uint64_t workspace_bytes, cudaStream_t stream);

@@ -67,10 +67,14 @@ __device__ __forceinline__ void lm_registers_lower() {
 
 #define LM_SUMS_8(c, i)                                                                                              \
   "+f"(c[i]), "+f"(c[i + 1]), "+f"(c[i + 2]), "+f"(c[i + 3]), "+f"(c[i + 4]), "+f"(c[i + 5]), "+f"(c[i + 6]), "+f"(c[i + 7])
-#define LM_SUMS_32(c, i) LM_SUMS_8(c, i), LM_SUMS_8(c, i + 8), LM_SUMS_8(c, i + 16), LM_SUMS_8(c, i + 24)
-#define LM_SUMS_64(c) LM_SUMS_32(c, 0), LM_SUMS_32(c, 32)
-#define LM_SUMS_128(c) LM_SUMS_64(c), LM_SUMS_32(c, 64), LM_SUMS_32(c, 96)
+#define LM_SUMS_32_FROM(c, i) LM_SUMS_8(c, i), LM_SUMS_8(c, i + 8), LM_SUMS_8(c, i + 16), LM_SUMS_8(c, i + 24)
+#define LM_SUMS_32(c) LM_SUMS_32_FROM(c, 0)
+#define LM_SUMS_64(c) LM_SUMS_32_FROM(c, 0), LM_SUMS_32_FROM(c, 32)
+#define LM_SUMS_128(c) LM_SUMS_64(c), LM_SUMS_32_FROM(c, 64), LM_SUMS_32_FROM(c, 96)
 
+#define LM_NAMES_32 \
+  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
+  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
 #define LM_NAMES_64 \
   "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
   "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
@@ -100,5 +104,31 @@ LM_GROUP_MULTIPLY(lm_bf16, "bf16", 256, 128, "%128", "%129", "%130")
 LM_GROUP_MULTIPLY(lm_f16, "f16", 256, 128, "%128", "%129", "%130")
 LM_GROUP_MULTIPLY(lm_bf16, "bf16", 128, 64, "%64", "%65", "%66")
 LM_GROUP_MULTIPLY(lm_f16, "f16", 128, 64, "%64", "%65", "%66")
+LM_GROUP_MULTIPLY(lm_bf16, "bf16", 64, 32, "%32", "%33", "%34")
+LM_GROUP_MULTIPLY(lm_f16, "f16", 64, 32, "%32", "%33", "%34")
+
+/* The same with a from registers, as lm_multiply wants it; the registers must not change before the product has ended, which
+ * lm_keep behind the wait makes sure of. */
+#define LM_GROUP_MULTIPLY_KEPT(type, text, columns, count, a_places, b_place, along_place)                                   \
+  template <bool along>                                                                                                        \
+  __device__ __forceinline__ void lm_group_multiply(float (&c)[count], const uint32_t (&a)[4], uint64_t b, type) {             \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n" #columns "k16.f32." text "." text " {" LM_NAMES_##count "}, {" a_places   \
+                 "}, " b_place ", 1, 1, 1, " along_place ";"                                                                   \
+                 : LM_SUMS_##count(c)                                                                                          \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"((int)along));                                       \
+  }
+LM_GROUP_MULTIPLY_KEPT(lm_bf16, "bf16", 128, 64, "%64, %65, %66, %67", "%68", "%69")
+LM_GROUP_MULTIPLY_KEPT(lm_f16, "f16", 128, 64, "%64, %65, %66, %67", "%68", "%69")
+LM_GROUP_MULTIPLY_KEPT(lm_bf16, "bf16", 64, 32, "%32, %33, %34, %35", "%36", "%37")
+LM_GROUP_MULTIPLY_KEPT(lm_f16, "f16", 64, 32, "%32, %33, %34, %35", "%36", "%37")
+
+template <int COUNT>
+__device__ __forceinline__ void lm_keep(const uint32_t (&a)[COUNT][1][4]) {
+#pragma unroll
+  for (int i = 0; i < COUNT; i++) asm volatile("" ::"r"(a[i][0][0]), "r"(a[i][0][1]), "r"(a[i][0][2]), "r"(a[i][0][3]) : "memory");
+}
+
+/* lm_shared_publish: what this thread wrote to shared memory is seen by products and tensor copies after the next barrier. */
+__device__ __forceinline__ void lm_shared_publish() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 #endif

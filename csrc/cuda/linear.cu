@@ -1,5 +1,5 @@
 /* linear.cu: linear groups with LoRA, forward (backward: linear_backward.cu). */
-#include "gemm.cuh"
+#include "gemm_choice.h"
 #include "kernels.h"
 
 cudaError_t lm_cuda_lora_down(lm_cuda *cuda, const lm_lora_down_args *args, cudaStream_t stream) {
@@ -73,13 +73,14 @@ cudaError_t lm_cuda_lora_linear_forward(lm_cuda *cuda, const lm_lora_linear_forw
   base.part[0].bias = nullptr;
   base.part[0].residual = args->y;
   base.residual_pitch = args->y_pitch;
-  if (!lm_cuda_gemm_library_pays(cuda, &base, (int32_t)offset))
-    return lm_cuda_gemm(cuda, &g, workspace, cuda->workspace_bytes, stream);
   for (lm_gemm_part &p : term.part) {
     p.depth[0] = p.depth[1];
     p.left[0] = p.left[1], p.right[0] = p.right[1];
     p.depth[1] = 0;
   }
-  const cudaError_t error = lm_cuda_gemm(cuda, &term, workspace, cuda->workspace_bytes, stream);
-  return error ? error : lm_cuda_gemm(cuda, &base, workspace, cuda->workspace_bytes, stream);
+  lm_cuda_gemm_time(cuda, &g, &term, &base, (int32_t)offset, workspace, cuda->workspace_bytes, stream);
+  if (!lm_cuda_gemm_library_pays(cuda, &base, (int32_t)offset))
+    return lm_cuda_gemm_own(cuda, &g, workspace, cuda->workspace_bytes, stream);
+  const cudaError_t error = lm_cuda_gemm_own(cuda, &term, workspace, cuda->workspace_bytes, stream);
+  return error ? error : lm_cuda_gemm_library(cuda, &base, workspace, cuda->workspace_bytes, stream);
 }

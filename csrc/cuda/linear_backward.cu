@@ -3,6 +3,7 @@
  *   2  dx = [dy | ds] [W ; A], written once
  *   3  dA += ds^T x
  * The last is lm_lora_down_backward, which the caller may ask for later. */
+#include "gemm_choice.h"
 #include "kernels.h"
 #include "linear_gradient.cuh"
 
@@ -102,13 +103,15 @@ static cudaError_t dx_product(lm_cuda *cuda, const backward_group &k, cudaStream
   lm_gemm base = g, term = g;
   base.part[0].depth[1] = 0;
   base.part[0].residual = a->dx;
-  if (!lm_cuda_gemm_library_pays(cuda, &base, k.ranks)) return multiply(cuda, k, g, stream);
   lm_gemm_part &t = term.part[0];
   t.depth[0] = k.ranks;
   t.depth[1] = 0;
   t.left[0] = t.left[1], t.right[0] = t.right[1];
-  const cudaError_t error = multiply(cuda, k, term, stream);
-  return error ? error : multiply(cuda, k, base, stream);
+  lm_cuda_gemm_time(cuda, &g, &term, &base, k.ranks, k.workspace, cuda->workspace_bytes, stream);
+  if (!lm_cuda_gemm_library_pays(cuda, &base, k.ranks))
+    return lm_cuda_gemm_own(cuda, &g, k.workspace, cuda->workspace_bytes, stream);
+  const cudaError_t error = lm_cuda_gemm_own(cuda, &term, k.workspace, cuda->workspace_bytes, stream);
+  return error ? error : lm_cuda_gemm_library(cuda, &base, k.workspace, cuda->workspace_bytes, stream);
 }
 
 cudaError_t lm_cuda_lora_down_backward(lm_cuda *cuda, const lm_lora_down_backward_args *a, cudaStream_t stream) {

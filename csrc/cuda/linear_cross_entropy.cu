@@ -2,7 +2,7 @@
  *   1  gathered = the chunk's rows of x          3  loss and gradient of each row of logits, in place
  *   2  logits = gathered W^T                     4  dx[row] = logits W
  * How many rows there are is read on the device; blocks beyond them end at once. */
-#include "gemm.cuh"
+#include "gemm_choice.h"
 #include "kernels.h"
 
 enum { GATHER_THREADS = 128, ROW_THREADS = 1024 };
@@ -165,8 +165,9 @@ cudaError_t lm_cuda_linear_cross_entropy(lm_cuda *cuda, const lm_linear_cross_en
   g.part[0].depth[0] = args->vocab;
   g.part[0].left[0] = {args->logits, args->vocab, args->type};
   g.part[0].y = args->gathered;
+  lm_cuda_gemm_time(cuda, &g, NULL, &g, 0, workspace, cuda->workspace_bytes, stream);
   if (lm_cuda_gemm_library_pays(cuda, &g, 0)) {
-    error = lm_cuda_gemm(cuda, &g, workspace, cuda->workspace_bytes, stream);
+    error = lm_cuda_gemm_library(cuda, &g, workspace, cuda->workspace_bytes, stream);
     return error ? error : move_rows(args, c, false, stream);
   }
   g.y_pitch = args->dx_pitch;

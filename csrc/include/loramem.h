@@ -102,6 +102,22 @@ LM_API int32_t lm_last_error(lm_ctx *ctx, void *buf, uint64_t cap);
  * @return the bytes needed including the terminator */
 LM_API int32_t lm_ctx_info(lm_ctx *ctx, void *buf, uint64_t cap);
 
+/* Choices. Where a kernel can be computed in several ways, the device estimates which is fastest, unless it was told to time
+ * them or is given what was chosen before. Different ways may round differently, so a run that is to be repeated bit by bit
+ * keeps its choices. The CPU makes none. */
+
+/* lm_choices_time: while on, a kernel with a choice that was not made yet times every way where it is launched: it waits for
+ * the stream, and operands and result are overwritten with random numbers. Belongs before the first step, over memory that
+ * holds no data; nothing is timed while a stream records.   on  0 or 1 */
+LM_API int32_t lm_choices_time(lm_ctx *ctx, int32_t on);
+/* lm_choices_write: all choices that were timed or given, as text into buf [cap], terminated; empty if there are none.
+ * @return the bytes needed including the terminator */
+LM_API int32_t lm_choices_write(lm_ctx *ctx, void *buf, uint64_t cap);
+/* lm_choices_read: takes over what lm_choices_write wrote. Choices of another device or library are passed over.
+ *   text  terminated
+ * @return LM_ERR_ARGUMENT if it is not such a text */
+LM_API int32_t lm_choices_read(lm_ctx *ctx, const char *text);
+
 /* Counters since lm_ctx_open. Bytes unless named otherwise. */
 typedef struct lm_stats {
   uint64_t reserved;         /* device memory reserved now */

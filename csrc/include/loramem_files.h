@@ -8,8 +8,8 @@
  *               ring, and ends with one call of fn(tag, status) on a thread of the library (none if fn is NULL: then ask
  *               lm_file_request_query). Whoever submits it owns it and destroys it, before or after its end. NULL instead of
  *               a request: it was not accepted, fn is not called, status and text are in the context.
- * Failures      A request reports its first failure, once. What it had not begun is dropped, its slots come back, and the ring
- *               goes on. Memory that a failed read was to fill holds anything.
+ * Failures      A request reports one failure, the one that lies first in the file. What it had not begun is dropped, its slots
+ *               come back, and the ring goes on. Memory that a failed read was to fill holds anything.
  * Memory        Extents are borrowed until the request ends: the memory must live, and must not be written by others. A file
  *               must stay open as long.
  * O_DIRECT      A file is opened without the page cache where the file system allows it; what is not aligned to 4 KiB goes

@@ -281,6 +281,21 @@ static void moves_before_it_grows(void) {
   lm_pool_destroy(pool);
 }
 
+/* What a recording names was live then, and is when the graph runs. Mutant: leave out `recordings` in lm_pool_grow. */
+static void no_page_leaves_while_a_graph_is_recorded(void) {
+  lm_pool *pool = pool_with(0);
+  uint64_t large = take(pool, 4 * MIB, a);
+  uint8_t *pointer = at(pool, large);
+  EXPECT(lm_graph_begin(b) == LM_OK && lm_mem_fill(ctx, pointer, 5, 4 * MIB, b) == LM_OK);
+  EXPECT(lm_pool_free(pool, large, a) == LM_OK);
+  take(pool, MIB, a);
+  EXPECT(pool_stats_of(pool).reserved == 6 * MIB);
+  lm_graph *graph = lm_graph_end(b);
+  EXPECT(lm_graph_launch(graph, b) == LM_OK && lm_stream_wait(b) == LM_OK && pointer[4 * MIB - 1] == 5);
+  lm_graph_destroy(graph);
+  lm_pool_destroy(pool);
+}
+
 /* Mutant: leave out `settled` in lm_pool_grow. */
 static void settles(void) {
   lm_pool *pool = pool_with(0);
@@ -290,7 +305,7 @@ static void settles(void) {
     for (int i = 0; i < 32; i++) EXPECT(lm_pool_free(pool, small[i], a) == LM_OK);
     EXPECT(lm_pool_free(pool, take(pool, 8 * MIB, a), a) == LM_OK);
     lm_pool_stats stats = pool_stats_of(pool);
-    EXPECT(stats.reserved == 8 * MIB || (step > 1 && stats.reserved <= 16 * MIB)); /* pages go to and fro, and then no more */
+    EXPECT(stats.reserved == 8 * MIB || (step > 0 && stats.reserved <= 16 * MIB)); /* pages go to and fro, and then no more */
     if (step == 9) calls = stats.driver_calls;
     if (step > 9) EXPECT(stats.driver_calls == calls);
   }
@@ -310,7 +325,7 @@ static void fixed_memory(void) {
     EXPECT(!lm_pool_alloc(pool, MIB, "x", stream) && failed_with(plain, LM_ERR_OUT_OF_MEMORY, "raise the limit"));
     EXPECT(lm_pool_free(pool, one, stream) == LM_OK && lm_pool_free(pool, two, stream) == LM_OK);
   }
-  EXPECT(lm_pool_trim(pool) == LM_OK && pool_stats_of(pool).reserved == 3 * MIB);
+  EXPECT(lm_pool_trim(pool) == LM_OK && pool_stats_of(pool).reserved == 3 * MIB && pool_stats_of(pool).retries == 0);
   EXPECT(at(pool, take(pool, 3 * MIB, stream)) && stats_of(plain).driver_allocs == 1);
   EXPECT(lm_stream_wait(stream) == LM_OK);
   lm_pool_destroy(pool);
@@ -452,6 +467,7 @@ int main(void) {
   test("lm_pool_alloc() takes the block that fits best", fits_best);
   test("lm_pool_alloc() at the limit moves pages of other streams once they have passed", moves_pages);
   test("lm_pool_alloc() moves its own free pages before it takes more memory", moves_before_it_grows);
+  test("lm_pool_alloc() moves no page while a graph is recorded", no_page_leaves_while_a_graph_is_recorded);
   test("lm_pool_alloc() stops moving pages to and fro and takes more memory", settles);
   test("lm_pool_create() takes the whole limit where the device cannot map pages", fixed_memory);
   test("lm_pool_trim() waits for the streams and keeps pages with live blocks", trims_idle_pages);

@@ -16,7 +16,7 @@ static void note_limit(uint64_t held, uint64_t limit) {
   if (held > limit) atomic_fetch_add(&over, 1);
 }
 
-/* Mutant: count `reserved` in grow() after the driver call instead of before. */
+/* Mutant: count `reserved` in lm_pool_grow after commit() instead of before. */
 static void *pool_churn(void *arg) {
   uint64_t random = (uintptr_t)arg * 2654435761u + 1;
   lm_stream *stream = lm_stream_create(ctx, 0);

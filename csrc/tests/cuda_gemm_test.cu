@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "../cuda/cublaslt.h"
-#include "../cuda/gemm.cuh"
+#include "../cuda/gemm_choice.h"
 
 __attribute__((weak)) lm_cuda_kernel *lm_cuda_kernels;
 
@@ -307,6 +307,30 @@ static void test_product(lm_cuda *cuda, const product *h, int32_t type, int32_t 
         CHECK(masked == start, "%s: wrote outside its rows", what.c_str());
     }
   }
+  /* Last, because it overwrites the operands. */
+  lm_cuda_choices_time(cuda, true);
+  CUDA(lm_cuda_gemm(cuda, &g, workspace, WORKSPACE, 0));
+  lm_cuda_choices_time(cuda, false);
+}
+
+/* Choices as text: read by another device state, they are the same; what is no such text changes nothing. */
+static void test_choices(lm_cuda *cuda) {
+  std::vector<char> text((size_t)lm_cuda_choices_write(cuda, NULL, 0)), again(text.size());
+  lm_cuda_choices_write(cuda, text.data(), text.size());
+  const bool library = strncmp(lm_cuda_blas_text(cuda), "cuBLASLt", 8) == 0;
+  CHECK(library == (text.size() > 1), "choices are made where there is a library: %s", text.data());
+  lm_cuda other = *cuda;
+  other.blas = NULL, other.choices = NULL;
+  lm_cuda_blas_open(&other);
+  std::string broken = text.data();
+  if (library) broken.resize(broken.size() - 3);
+  for (const char *bad : {"nonsense", "loramem products 1: x", broken.c_str()})
+    CHECK((!library && bad == broken.c_str()) || !lm_cuda_choices_read(&other, bad), "understood: %s", bad);
+  CHECK(lm_cuda_choices_write(&other, NULL, 0) == 1, "a text that is not understood was taken over");
+  CHECK(lm_cuda_choices_read(&other, "loramem products 1: another device\n"), "choices of another device are passed over");
+  CHECK(lm_cuda_choices_read(&other, text.data()), "not understood: %s", text.data());
+  CHECK(lm_cuda_choices_write(&other, again.data(), again.size()) == (int32_t)text.size() && again == text, "read back: %s", again.data());
+  lm_cuda_blas_close(&other);
 }
 
 static void *host_alloc(void *, uint64_t bytes) { return calloc(1, bytes); }
@@ -328,10 +352,13 @@ int main(void) {
   CUDA(cudaMalloc(&arena, ARENA));
   lm_cuda_blas_open(&cuda);
   printf("%s, sm_%d, %s\n", cuda.properties.name, cuda.capability, lm_cuda_blas_text(&cuda));
-  for (const product &h : products)
-    for (int32_t type = LM_F32; type <= LM_F16; type++)
-      for (int32_t right = LM_F32; right <= LM_F16; right++)
-        if (right == type || h.rows <= 129) test_product(&cuda, &h, type, right);
+  for (int turn = 0; turn < 2; turn++) { /* first by estimates, then by what was timed meanwhile */
+    for (const product &h : products)
+      for (int32_t type = LM_F32; type <= LM_F16; type++)
+        for (int32_t right = LM_F32; right <= LM_F16; right++)
+          if (right == type || h.rows <= 129) test_product(&cuda, &h, type, right);
+    test_choices(&cuda);
+  }
   for (int p = 0; p < PATHS; p++) printf("%s: %d products\n", path_names[p], counts[p]);
   lm_cuda_blas_close(&cuda);
   printf("%d passed, %d failed\n", passed, failed);

@@ -46,7 +46,7 @@ export type { DeviceProfile } from "./plan/profiles.ts";
 export type { SavePolicy } from "./plan/save_points.ts";
 export type { StepForecast } from "./plan/time.ts";
 export { type Inspection, type InspectOptions, inspectFiles } from "./train/inspect.ts";
-export type { Notice, NoticeListener } from "./train/notice.ts";
+export type { Notice, NoticeListener, OpenOptions } from "./train/notice.ts";
 export type { TrainOptions } from "./train/options.ts";
 export {
   type Alternative,

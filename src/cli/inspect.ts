@@ -1,4 +1,4 @@
-/** `loramem inspect`: what a safetensors file, a model or an adapter holds, and whether it is sound. */
+/** `loramem inspect`: what a safetensors file, a model, an adapter or a run's checkpoints hold, and whether it is sound. */
 import process from "node:process";
 import type { Command } from "commander";
 import type { InspectedFile } from "../api/io/inspect_file.ts";
@@ -9,7 +9,9 @@ import { type Inspection, inspectFiles } from "../api/train/inspect.ts";
 export function addInspectCommand(program: Command): void {
   program
     .command("inspect")
-    .description("say what a safetensors file, model or adapter holds; exit status 1 if not sound")
+    .description(
+      "say what a safetensors file, model, adapter or run folder holds; exit status 1 if not sound",
+    )
     .argument("<path>", "the file or folder")
     .option("--values", "read every element and count NaN and infinity")
     .option("--json", "print one JSON object")
@@ -43,9 +45,11 @@ function describeFile({ path, bytes, metadata, tensors }: InspectedFile): string
   return [
     `${path}: ${bytes === null ? "cannot be reached" : formatBytes(bytes)}`,
     ...Object.entries(metadata).map(([key, text]) => `  ${key} = ${shorten(text)}`),
-    ...tensors.map(({ name, dtype, shape, bytes, nan, infinite }) => {
+    ...tensors.map(({ name, dtype, shape, bytes, nan, infinite, intact }) => {
       const odd = nan === null ? "" : `  ${nan} NaN, ${infinite} infinite`;
-      return `  ${name.padEnd(width)}  ${dtype.padEnd(4)} [${shape}]  ${formatBytes(bytes)}${odd}`;
+      const sum = intact === null ? "" : `  checksum ${intact ? "right" : "WRONG"}`;
+      const size = `${dtype.padEnd(4)} [${shape}]  ${formatBytes(bytes)}`;
+      return `  ${name.padEnd(width)}  ${size}${odd}${sum}`;
     }),
   ];
 }

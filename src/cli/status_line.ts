@@ -20,7 +20,7 @@ export class StatusLine {
     this.#target = target;
   }
 
-  /** Shows `text` now; `last` lines are never skipped. */
+  /** Shows `text` now; a `last` line is never skipped, nor is the first of what comes after it. */
   show(text: string, last = false): void {
     if (this.#target.isTTY) {
       const width = Math.max(20, (this.#target.columns ?? 80) - 1);
@@ -31,7 +31,8 @@ export class StatusLine {
     }
     const now = performance.now();
     if (!last && now - this.#lastPlain < PLAIN_INTERVAL) return;
-    this.#lastPlain = now;
+    // What follows a last line is another story, and begins at once.
+    this.#lastPlain = last ? Number.NEGATIVE_INFINITY : now;
     this.#target.write(`${text}\n`);
   }
 

@@ -32,10 +32,9 @@ async function train(settings: RunSettings): Promise<number> {
     line.end();
     print(message);
   };
-  await using trainer = await LoraTrainer.open(
-    { ...options, onNotice },
-    { onProgress: (progress) => line.show(describeLoad(progress), isLoaded(progress)) },
-  );
+  const onProgress = (progress: LoadProgress) =>
+    line.show(describeLoad(progress), isLoaded(progress));
+  await using trainer = await LoraTrainer.open(options, { onProgress, onNotice });
   const { noCuda } = trainer.device.info();
   print(
     `Device ${trainer.device.kind}${noCuda === undefined ? "" : ` (${noCuda})`}, ${trainer.options.precision}`,
@@ -145,7 +144,7 @@ async function printSamples(
 /** What was asked for and what was chosen, to be read by people and by `--config`. */
 function describeRun(trainer: LoraTrainer): unknown {
   return {
-    options: trainer.options,
+    options: { ...trainer.options, algorithms: trainer.algorithms },
     chosen: {
       device: trainer.device.info(),
       weights: trainer.weights,

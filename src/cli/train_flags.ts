@@ -35,8 +35,8 @@ interface Flag {
 
 const SCHEMA = z.toJSONSchema(trainSchema, { io: "input", unrepresentable: "any" }) as JsonType;
 
-/** Options that are no flags: the folder of the run is --out, and notices are printed. */
-const API_ONLY = ["runDir", "onNotice"];
+/** The folder of the run is --out. */
+const NO_FLAG = "runDir";
 
 /** Every flag; the options of `lora` stand beside the others. */
 const FLAGS: readonly Flag[] = flagsOf(SCHEMA, []);
@@ -45,7 +45,7 @@ function flagsOf(type: JsonType, path: readonly string[]): Flag[] {
   return Object.entries(type.properties ?? {}).flatMap(([key, property]): Flag[] => {
     const at = [...path, key];
     if (key === "lora") return flagsOf(property, at);
-    if (API_ONLY.includes(key)) return [];
+    if (key === NO_FLAG) return [];
     return [{ path: at, name: kebab(key), type: property }];
   });
 }

@@ -2,18 +2,21 @@
 import assert from "node:assert/strict";
 import { readdir, readFile } from "node:fs/promises";
 import { join } from "node:path";
-import { DEMO, run, temporary } from "./support.ts";
+import { DEMO, type RunOptions, run, temporary } from "./support.ts";
 
 const STEPS = 16;
 
 const FLAGS = [
-  ...["--model", join(DEMO, "model"), "--data", join(DEMO, "valid.jsonl"), "--device", "cpu"],
+  ...["--model", join(DEMO, "model"), "--data", join(DEMO, "valid.jsonl")],
   ...["--threads", "1", "--rank", "4", "--prompt-tokens", "0", "--batch-size", "1"],
   ...["--max-steps", String(STEPS), "--save-every", "1", "--keep-last", "2", "--resume", "auto"],
 ];
 
-const train = (out: string, killAfter?: number) =>
-  run("cli.ts", ["train", ...FLAGS, "--out", out], killAfter === undefined ? {} : { killAfter });
+const train = (device: string, out: string, options: RunOptions = {}) =>
+  run("cli.ts", ["train", ...FLAGS, "--device", device, "--out", out], options);
+
+/** Printed after every save. */
+const SAVED = "Checkpoint ";
 
 /** Adapter and last checkpoint of a finished run. */
 async function resultOf(out: string): Promise<Uint8Array[]> {
@@ -30,13 +33,24 @@ async function resultOf(out: string): Promise<Uint8Array[]> {
  * @returns How many were killed and how many of those had been resumed, how many ended.
  */
 export async function killRuns(
+  device: string,
   kills: number,
 ): Promise<{ readonly killed: number; readonly resumed: number; readonly ended: number }> {
   await using reference = await temporary();
   const start = performance.now();
-  const whole = await train(reference.path);
+  let firstSave = 0;
+  const whole = await train(device, reference.path, {
+    onOutput(text) {
+      if (firstSave === 0 && text.includes(SAVED)) firstSave = performance.now();
+    },
+  });
   assert.equal(whole.code, 0, whole.stderr);
-  const life = performance.now() - start;
+  const end = performance.now();
+  /** Every other one at any moment of its life, and else from its first save on, where it does not wait for its start. */
+  const moment = (kill: number): RunOptions =>
+    kill % 2 === 0
+      ? { killAfter: Math.random() * (end - start) }
+      : { killAfter: Math.random() * (end - firstSave), killFrom: SAVED };
   const expected = await resultOf(reference.path);
   const counts = { killed: 0, resumed: 0, ended: 0 };
   while (counts.killed < kills) {
@@ -44,7 +58,7 @@ export async function killRuns(
     let newest = 0;
     for (;;) {
       const enough = counts.killed >= kills;
-      const ended = await train(folder.path, enough ? undefined : Math.random() * life);
+      const ended = await train(device, folder.path, enough ? {} : moment(counts.killed));
       const step = /Resumed after step (\d+)/.exec(ended.stdout)?.[1];
       if (step !== undefined) counts.resumed++;
       // Mutants: a checkpoint counts before it is on the disk; the older ones go first. Nothing is ever damaged or lost.

@@ -19,8 +19,9 @@ export interface RunOptions {
   /** Close the reading end of its output at the first byte. */
   readonly closeOutput?: boolean;
   readonly env?: Readonly<Record<string, string>>;
-  /** Milliseconds after which it is killed, unless it has ended. */
+  /** Milliseconds after which it is killed, unless it has ended: from its start, or from when it printed `killFrom`. */
   readonly killAfter?: number;
+  readonly killFrom?: string;
   /** Called with everything printed so far; may send signals. */
   readonly onOutput?: (text: string, kill: (signal: "SIGINT" | "SIGTERM") => void) => void;
 }
@@ -37,15 +38,18 @@ export function run(
       cwd: ROOT,
       env: { ...process.env, NO_COLOR: "1", ...options.env },
     });
-    const { killAfter } = options;
-    const timer =
-      killAfter === undefined
-        ? undefined
-        : setTimeout(() => process.kill(child.pid as number, "SIGKILL"), killAfter);
+    const { killAfter, killFrom = "" } = options;
+    let timer: ReturnType<typeof setTimeout> | undefined;
+    const lookAt = (text: string) => {
+      if (killAfter === undefined || timer !== undefined || !text.includes(killFrom)) return;
+      timer = setTimeout(() => process.kill(child.pid as number, "SIGKILL"), killAfter);
+    };
+    lookAt("");
     let [stdout, stderr] = ["", ""];
     child.stdout.on("data", (chunk) => {
       if (options.closeOutput) child.stdout.destroy();
       stdout += chunk;
+      lookAt(stdout);
       // Not child.kill: Deno then reports the signal that was sent, not how the child ended.
       options.onOutput?.(stdout, (signal) => process.kill(child.pid as number, signal));
     });

@@ -30,6 +30,7 @@ test("train writes an adapter and run.json, which starts the same run again", as
   const result = await run("cli.ts", ["train", ...demoArgs(first), ...flags]);
   assert.equal(result.code, 0, result.stderr);
   for (const part of [
+    /^Loaded \d+\.\d+ MiB of weights in \d+\.\d s, \d+\.\d\d GB\/s$/m,
     /Memory plan/,
     /Sample before: Define: love ->/,
     /step 3\/3 {2}loss \d/,

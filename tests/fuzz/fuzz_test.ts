@@ -2,6 +2,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { readText } from "../help.ts";
+import * as checkpoint from "./checkpoint_target.ts";
 import { fuzz } from "./fuzz.ts";
 import { addCounters, instrument } from "./instrument.ts";
 import { FORMAT, openTarget } from "./safetensors_target.ts";
@@ -59,3 +60,20 @@ for (const [guard, instead, finding] of [
     assert.throws(() => fuzz(target.check, { ...options, counts: target.counts }), finding);
   });
 }
+
+const CHECKPOINT = "src/api/io/checkpoint_header.ts";
+
+test("fuzz() finds nothing in the header of a checkpoint, and one that takes any text for a checksum", async () => {
+  const settings = { ...checkpoint.FORMAT, runs: 10_000, seed: 3 };
+  using target = await checkpoint.openTarget();
+  const { outcomes } = fuzz(target.check, { ...settings, counts: target.counts });
+  assert.ok(outcomes >= 80, `${outcomes} of ${target.counts.length} outcomes of branches`);
+  const source = readText(CHECKPOINT);
+  const guard = "!/^[0-9a-f]{8}$/.test(sum)";
+  assert.ok(source.includes(guard), "the check has moved");
+  using mutant = await checkpoint.openTarget(
+    new Map([[CHECKPOINT, source.replace(guard, "false")]]),
+  );
+  const run = () => fuzz(mutant.check, { ...settings, counts: mutant.counts });
+  assert.throws(run, /a checksum is/);
+});

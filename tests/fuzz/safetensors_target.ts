@@ -79,7 +79,20 @@ interface Place {
   readonly key: string;
 }
 
-const ODD: readonly Json[] = [null, true, -1, 0, 0.5, 2 ** 32, 2 ** 53, "", "F8_E4M3", [], {}];
+const ODD: readonly Json[] = [
+  null,
+  true,
+  -1,
+  0,
+  0.5,
+  2 ** 32,
+  2 ** 53,
+  "",
+  "null",
+  "F8_E4M3",
+  [],
+  {},
+];
 
 /** Every value in an object or list, however deep. */
 function placesIn(value: Json): Place[] {

@@ -1,6 +1,6 @@
 import assert from "node:assert/strict";
 import { Buffer } from "node:buffer";
-import { copyFile, mkdir, readdir, readFile, rm, writeFile } from "node:fs/promises";
+import { copyFile, link, mkdir, open, readdir, readFile, rm, writeFile } from "node:fs/promises";
 import { join } from "node:path";
 import { test } from "node:test";
 import { type Adapter, readAdapter, writeAdapter } from "../../src/api/io/adapter.ts";
@@ -158,6 +158,27 @@ test("writeAdapter() replaces an adapter and keeps other files", () =>
     await writeAdapter(dir, { config: { ...config, alpha: 8 }, tensors });
     assert.equal((await readAdapter(dir)).config.alpha, 8);
     assert.equal((await readdir(dir)).length, 3);
+  }));
+
+test("writeAdapter() over the adapter that was read leaves whoever has the old file open with it", () =>
+  withScratch(async (dir) => {
+    // Mutant: the file is overwritten in place, and a process that maps it finds other weights, or zeros.
+    await writeAdapter(dir, sample());
+    const weights = join(dir, "adapter_model.safetensors");
+    const before = await readFile(weights);
+    await link(weights, join(dir, "linked"));
+    await using held = await open(weights, "r");
+    const adapter = await readAdapter(dir);
+    await writeAdapter(dir, adapter);
+    assert.deepEqual(await readFile(weights), before);
+    const [first] = adapter.tensors;
+    assert.ok(first);
+    first.a.fill(7);
+    await writeAdapter(dir, adapter);
+    assert.deepEqual(await readAdapter(dir), adapter);
+    assert.notDeepEqual(await readFile(weights), before);
+    assert.deepEqual(await held.readFile(), before);
+    assert.deepEqual(await readFile(join(dir, "linked")), before);
   }));
 
 test("writeAdapter() writes nothing when the file reads back differently", () =>

@@ -12,10 +12,7 @@ import {
   parseCheckpointHeader,
 } from "../../src/api/io/checkpoint_header.ts";
 import { LoramemError } from "../../src/ffi/error.ts";
-import { openLibrary } from "../../src/ffi/load.ts";
-import { rejects, withScratch } from "./scratch.ts";
-
-await openLibrary(); // for checksums
+import { crc32cReference, rejects, withScratch } from "./scratch.ts";
 
 const TENSORS: readonly CheckpointTensor[] = [
   { name: "adapters.master", dtype: "F32", shape: [64], bytes: 256 },
@@ -157,21 +154,11 @@ test("parseCheckpointHeader() answers any metadata with a result or an error", (
   );
 });
 
-/** CRC-32C (RFC 3720) bit by bit: the reference. */
-function crc(bytes: Uint8Array): number {
-  let value = 0xffffffff;
-  for (const byte of bytes) {
-    value ^= byte;
-    for (let bit = 0; bit < 8; bit++) value = (value >>> 1) ^ (value & 1 ? 0x82f63b78 : 0);
-  }
-  return ~value >>> 0;
-}
-
 /** A header with its checksum made right. */
 function sealed(header: Uint8Array): Uint8Array {
   const at = 8 + '{"__metadata__":{"crc32c":"'.length;
   header.fill(0x30, at, at + 8);
-  const digits = crc(header).toString(16).padStart(8, "0");
+  const digits = crc32cReference(header).toString(16).padStart(8, "0");
   header.set(new TextEncoder().encode(digits).subarray(0, Math.max(0, header.length - at)), at);
   return header;
 }

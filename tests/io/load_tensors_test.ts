@@ -138,6 +138,30 @@ for (const kind of KINDS) {
     }));
 }
 
+test("loadTensors() fills page-locked memory as well, at any place", () =>
+  withScratch(async (dir) => {
+    await using device = await Device.open("cpu", { threads: 1 });
+    await using ring = device.createFileRing(SMALL);
+    const path = join(dir, "x.safetensors");
+    const raw = fileOf([70_000, 11, 200_000], 300);
+    await writeFile(path, raw);
+    await using file = await openSafetensors(path);
+    using memory = device.createPinnedBuffer(400_000);
+    for (const first of [300, 301, 4096]) {
+      memory.view(Uint8Array).fill(0);
+      let offset = first;
+      const targets = [...file.tensors.values()].map((entry) => {
+        offset += entry.bytes;
+        return { entry, memory, offset: offset - entry.bytes };
+      });
+      await loadTensors(ring, targets);
+      const found = memory.view(Uint8Array);
+      checkSlots(found, raw, targets);
+      assert.ok(found.subarray(0, first).every((byte) => byte === 0)); // mutant: whole blocks are read into place
+      assert.ok(found.subarray(offset).every((byte) => byte === 0));
+    }
+  }));
+
 test("loadTensors() reads shards one after the other, each from its first byte to its last", () =>
   withScratch(async (dir) => {
     await using device = await Device.open("cpu", { threads: 1 });
@@ -153,7 +177,7 @@ test("loadTensors() reads shards one after the other, each from its first byte t
     const placed = files.map((file) => place(device, file.tensors));
     // The order of the targets is not that of the files.
     const targets = placed.flatMap((at) => at.targets).reverse();
-    await loadTensors(ring, targets);
+    await loadTensors(ring, targets); // mutant: the first file alone is read
     for (const [index, at] of placed.entries()) {
       checkSlots(await contents(device, at.memory), raws[index] as Uint8Array, at.targets);
     }
@@ -219,7 +243,7 @@ test("loadTensors() follows symbolic links and needs no right to write", () =>
     await chmod(join(dir, "model"), 0o555);
     await using file = await openSafetensors(join(dir, "model"));
     const { memory, targets } = place(device, file.tensors);
-    await loadTensors(ring, targets);
+    await loadTensors(ring, targets); // mutant: lm_file_open with O_NOFOLLOW
     checkSlots(await contents(device, memory), raw, targets);
     memory.dispose();
     await chmod(join(dir, "model"), 0o755);
@@ -265,7 +289,8 @@ test("loadTensors() stops at its signal, and the ring goes on", () =>
     await writeFile(path, raw);
     await using file = await openSafetensors(path);
     const { memory, targets } = place(device, file.tensors);
-    await rejects(() => loadTensors(ring, targets, { signal: AbortSignal.abort() }), "CANCELLED");
+    const aborted = { signal: AbortSignal.abort() };
+    await rejects(() => loadTensors(ring, targets, aborted), "CANCELLED"); // mutant: no signal is passed on
     const controller = new AbortController();
     const cancelled = loadTensors(ring, targets, { signal: controller.signal });
     setTimeout(() => controller.abort(), 1);

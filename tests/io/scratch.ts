@@ -46,3 +46,13 @@ export async function rejects(
   }
   assert.fail(`nothing was thrown, expected ${code}`);
 }
+
+/** CRC-32C (RFC 3720) bit by bit: the reference. */
+export function crc32cReference(bytes: Uint8Array): number {
+  let value = 0xffffffff;
+  for (const byte of bytes) {
+    value ^= byte;
+    for (let bit = 0; bit < 8; bit++) value = (value >>> 1) ^ (value & 1 ? 0x82f63b78 : 0);
+  }
+  return ~value >>> 0;
+}

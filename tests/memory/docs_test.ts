@@ -2,7 +2,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import { codeBlocks, readText, runPrograms } from "../help.ts";
 
-for (const page of ["docs/memory.md", "docs/performance.md"]) {
+for (const page of ["docs/memory.md", "docs/checkpoints.md", "docs/performance.md"]) {
   test(`${page}: the programs run as they are`, () => {
     const programs = codeBlocks(readText(page))
       .filter(({ language }) => language === "ts")

@@ -32,7 +32,7 @@ test("ManagedBuffer is reached by host and kernels through one memory", async ()
   assert.equal(device.memoryStats().managed.count, 0);
 });
 
-// #44 and six more. Mutant: leave out the look at the free memory in lm_host_memory_take.
+// #44 and six more. Mutant: let has_room of csrc/cpu/host_memory.c return true.
 test("ManagedBuffer is refused where it is larger than what is free", async () => {
   await using device = await Device.open("cpu", { threads: 1 });
   const free = Number(device.info().memoryFree);

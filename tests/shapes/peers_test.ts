@@ -5,7 +5,7 @@ import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { test } from "node:test";
 import { makeCase, readBatches, readCase } from "../../bench/peers/case.ts";
-import { mergeRows, type Row, runLoramem, runPeft } from "../../bench/peers/measure.ts";
+import { compare, mergeRows, type Row, runLoramem, runPeft } from "../../bench/peers/measure.ts";
 import { readAdapter } from "../../src/api/io/adapter.ts";
 import { openSafetensors } from "../../src/api/io/safetensors.ts";
 import { readModelConfig } from "../../src/api/nn/config.ts";
@@ -99,4 +99,24 @@ test("mergeRows() replaces a row by a later one, but a measurement never by a fa
       ["8B", "a", 8],
     ],
   );
+});
+
+test("compare() sets ours beside the fastest and the leanest peer of its shape", () => {
+  const peer = (setting: string, shape: string, tokensPerSecond: number, gib: number): Row => {
+    return { system: "peft", setting, shape, tokensPerSecond, allocatorPeakGiB: gib };
+  };
+  const rows: Row[] = [
+    peer("default", "1B", 10, 8),
+    peer("compile", "1B", 20, 6),
+    peer("checkpoint", "1B", 5, 2),
+    peer("fp32", "1B", 99, 1),
+    { system: "peft", setting: "liger", shape: "1B", error: "not installed" },
+    peer("compile", "8B", 99, 1),
+    { system: "loramem", setting: "keep", shape: "1B", tokensPerSecond: 30, driverGiB: 3 },
+  ];
+  const ours = { shape: "1B", setting: "keep" };
+  assert.deepEqual(compare(rows), [
+    { ...ours, peer: "compile", best: "fastest", tokensPerSecond: 1.5, memory: 0.5 },
+    { ...ours, peer: "checkpoint", best: "leanest", tokensPerSecond: 6, memory: 1.5 },
+  ]);
 });

@@ -12,7 +12,7 @@ import {
 } from "node:fs/promises";
 import { join } from "node:path";
 import { after, test } from "node:test";
-import { LoramemError, LoraTrainer, type TrainOptions } from "../../mod.ts";
+import { inspectFiles, LoramemError, LoraTrainer, type TrainOptions } from "../../mod.ts";
 import { DEMO, temporary } from "../cli/support.ts";
 import { RECORDS, smallRun, type Trace, traceRun } from "./checkpoint_support.ts";
 
@@ -99,11 +99,23 @@ for (const [how, damage] of Object.entries(DAMAGE)) {
     // It is written again, and counts as whole then.
     const again = await traceRun({ ...options, resume: at(folder.path, 4) });
     assert.equal(again.adapter, whole.adapter);
-    // Mutant: the damaged one counts among those that are kept, and a good one goes for it.
     const names = (await readdir(folder.path)).filter((name) => name !== "run.lock").sort();
     assert.deepEqual(names, ["checkpoint-4.safetensors", "checkpoint-6.safetensors"]);
   });
 }
+
+test("a damaged checkpoint does not count among those that are kept", async () => {
+  // Mutant: it counts as the newest, and a good one goes for it.
+  await using folder = await copyRun([2, 6]);
+  await truncate(at(folder.path, 6), 1000);
+  const options = lean({ runDir: folder.path, saveEvery: 1, keepLast: 2, resume: "auto" });
+  await traceRun(options, { after: async (_, step) => step === 4 });
+  const names = (await readdir(folder.path)).filter((name) => name !== "run.lock").sort();
+  assert.deepEqual(
+    names,
+    [2, 3, 6].map((step) => `checkpoint-${step}.safetensors`),
+  );
+});
 
 test("resume refuses to start from the beginning where every checkpoint is damaged", async () => {
   // Mutant: the run silently starts again, and its checkpoints replace what could be rescued.
@@ -118,6 +130,15 @@ test("resume refuses to start from the beginning where every checkpoint is damag
 test("saveEvery without resume refuses a folder with checkpoints", async () => {
   const options = lean({ runDir: finished.path, saveEvery: 2 });
   await refuses(options, "BAD_ARGUMENT", /checkpoint-6/, /set resume to "auto"/);
+});
+
+test("resume from elsewhere refuses a folder with checkpoints of its own", async () => {
+  // Mutant: they count as this run's, and go as the older ones.
+  await using folder = await copyRun([2, 4]);
+  const options = lean({ runDir: folder.path, saveEvery: 2, resume: at(finished.path, 4) });
+  await refuses(options, "BAD_ARGUMENT", /earlier run: .*checkpoint-4/);
+  const own = await traceRun({ ...options, resume: at(folder.path, 4) });
+  assert.equal(own.adapter, whole.adapter);
 });
 
 test("saveEvery and resume auto need the folder of the run", async () => {
@@ -264,4 +285,21 @@ test("what a killed run left unfinished is removed", async () => {
   // Mutant: it stays, and the save of step 4 fails because its name is taken.
   const names = (await readdir(folder.path)).filter((name) => name !== "run.lock").sort();
   assert.deepEqual(names, ["checkpoint-4.safetensors", "checkpoint-6.safetensors"]);
+});
+
+test("inspectFiles() says what a checkpoint holds, and which tensor of it is damaged", async () => {
+  const { kind, sound, files } = await inspectFiles(at(finished.path, 4));
+  assert.deepEqual([kind, sound], ["checkpoint", true]);
+  assert.deepEqual(
+    files[0]?.tensors.map(({ name }) => name),
+    ["adapters.master", "adapters.m", "adapters.v", "optimizer.state"],
+  );
+  await using folder = await copyRun([4]);
+  await flip(at(folder.path, 4), (files[0]?.bytes ?? 0) - 1);
+  const damaged = await inspectFiles(at(folder.path, 4));
+  assert.deepEqual([damaged.kind, damaged.sound], ["checkpoint", false]);
+  assert.match(
+    damaged.faults[0]?.message ?? "",
+    /checksum differs: .*checkpoint-4.*optimizer\.state/,
+  );
 });

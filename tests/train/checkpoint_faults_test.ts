@@ -3,7 +3,7 @@ import assert from "node:assert/strict";
 import { readFile } from "node:fs/promises";
 import { join } from "node:path";
 import { after, test } from "node:test";
-import type { LoramemError, SimFileOptions } from "../../mod.ts";
+import { LoramemError, type SimFileOptions } from "../../mod.ts";
 import { bytesOf } from "../../src/api/graph/value.ts";
 import type { PinnedBuffer } from "../../src/api/memory/mod.ts";
 import { Snapshot } from "../../src/api/train/snapshot.ts";
@@ -15,6 +15,20 @@ const STEPS = 3;
 const reference = await temporary();
 after(() => reference[Symbol.asyncDispose]());
 const expected = await referenceFiles(reference.path, STEPS);
+const LOG = `${reference.path}/log`;
+
+async function loggedCalls(): Promise<number> {
+  return parseLog(await readFile(LOG)).length;
+}
+
+/** File calls that opening a rig makes, which are not looked at here. */
+const opening = await countOpening();
+
+async function countOpening(): Promise<number> {
+  await using folder = await temporary();
+  await using _rig = await openRig(folder.path, { files: { log: LOG } });
+  return await loggedCalls();
+}
 
 /** Trains and saves in a folder while file calls fail; gives the step of each save and what the disk refused. */
 async function saveAll(dir: string, files: SimFileOptions) {
@@ -40,16 +54,15 @@ async function saveAll(dir: string, files: SimFileOptions) {
 /** Calls that a run without failures makes. */
 async function countCalls(): Promise<number> {
   await using folder = await temporary();
-  const log = `${reference.path}/log`;
-  await saveAll(folder.path, { log });
-  return parseLog(await readFile(log)).length;
+  await saveAll(folder.path, { log: LOG });
+  return await loggedCalls();
 }
 
 for (const error of ["EIO", "ENOSPC", "EOF"] as const) {
   test(`Checkpoints survive ${error} at every file call: the run goes on, and the next save is good`, async () => {
     const calls = await countCalls();
     let failed = 0;
-    for (let failAt = 1; failAt <= calls; failAt++) {
+    for (let failAt = opening + 1; failAt <= calls; failAt++) {
       await using folder = await temporary();
       const { refused, notices, checkpoints, others } = await saveAll(folder.path, {
         failAt,
@@ -70,7 +83,7 @@ for (const error of ["EIO", "ENOSPC", "EOF"] as const) {
 }
 
 test("Checkpoints do not notice calls that are interrupted or move little", async () => {
-  for (const files of [{ failAt: 12, error: "EINTR", fails: 3 }, { most: 700 }] as const) {
+  for (const files of [{ failAt: opening + 9, error: "EINTR", fails: 3 }, { most: 700 }] as const) {
     await using folder = await temporary();
     const { refused, checkpoints } = await saveAll(folder.path, files);
     assert.deepEqual(refused, [null, null, null], JSON.stringify(files));
@@ -84,7 +97,7 @@ test("Checkpoints keep the one before on a disk that stays full, and say so each
   await first.step();
   assert.equal(await first.save(), null);
   await using full = await openRig(folder.path, {
-    files: { failAt: 1, fails: 1e6, error: "ENOSPC" },
+    files: { failAt: opening + 1, fails: 1e6, error: "ENOSPC" },
   });
   for (let step = 1; step <= 2; step++) {
     await full.step();
@@ -159,4 +172,45 @@ test("Checkpoints report a device that failed under a save as an error", async (
     }
   }
   assert.deepEqual([...kinds].sort(), ["DEVICE", "none"]);
+});
+
+test("Snapshot gives back what it had made when the device refuses the rest", async () => {
+  await using folder = await temporary();
+  await using rig = await openRig(folder.path, { debug: true });
+  const { device } = rig.session.executor;
+  for (const name of ["createEvent", "createStream"] as const) {
+    const before = device.leaks().length;
+    const original = device[name].bind(device) as () => Disposable;
+    let made = 0;
+    const failing = () => {
+      if (name === "createStream" || made++ === 1) throw new LoramemError("DEVICE", "injected");
+      return original();
+    };
+    Object.defineProperty(device, name, { value: failing, configurable: true });
+    assert.throws(() => new Snapshot(rig.session), /injected/);
+    Reflect.deleteProperty(device, name);
+    // Mutant: the events that were made before it stay.
+    assert.equal(device.leaks().length, before, name);
+  }
+});
+
+test("Checkpoints keep the best one until a better one is on the disk", async () => {
+  // Mutant: the best one goes because a better one was wanted, whose save failed.
+  const run = async (files: SimFileOptions) => {
+    await using folder = await temporary();
+    await using rig = await openRig(folder.path, { files });
+    const calls: number[] = [];
+    for (const [at, loss] of [2, 3, 1, 4].entries()) {
+      await rig.step();
+      rig.checkpoints.evaluated(at + 1, loss);
+      const refused = await rig.save();
+      assert.equal(refused === null, files.failAt === undefined || at !== 2);
+      if (files.log !== undefined) calls.push(await loggedCalls());
+    }
+    return { calls, steps: [...(await filesIn(folder.path)).checkpoints.keys()] };
+  };
+  const good = await run({ log: LOG });
+  assert.deepEqual(good.steps, [3, 4]);
+  const failed = await run({ failAt: (good.calls[1] as number) + 1 });
+  assert.deepEqual(failed.steps, [1, 4]);
 });

@@ -140,3 +140,27 @@ test("LoraTrainer refuses a run folder that cannot be made, before it reserves m
     });
   }
 });
+
+for (const device of KINDS) {
+  test(`LoraTrainer takes no memory for checkpoints after it was opened on ${device}`, async () => {
+    // Mutant: the copy of the state is taken when it is needed.
+    await using folder = await temporary();
+    await using plain = await LoraTrainer.open(smallRun({ device }));
+    const options = smallRun({ device, runDir: folder.path, saveEvery: 1 });
+    await using trainer = await LoraTrainer.open(options);
+    const { host } = trainer.plan.classes;
+    assert.ok(host >= 3 * 4 * trainer.parameters && plain.plan.classes.host === 0);
+    assert.deepEqual({ ...trainer.plan.classes, host: 0 }, plain.plan.classes);
+    const memory = () => {
+      const { reserved, pinned, driverAllocs, driverFrees } = trainer.device.stats();
+      return { reserved, pinned, driverAllocs, driverFrees };
+    };
+    const opened = memory();
+    assert.ok(opened.pinned - plain.device.stats().pinned >= host);
+    for await (const { step } of trainer.steps()) {
+      if (step % 2 === 0) await trainer.checkpoint();
+      assert.deepEqual(memory(), opened, `step ${step}`);
+    }
+    assert.deepEqual(memory(), opened);
+  });
+}

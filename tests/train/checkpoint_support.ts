@@ -64,7 +64,7 @@ export interface TraceOptions {
 export async function traceRun(options: TrainOptions, how: TraceOptions = {}): Promise<Trace> {
   const trace: Trace = { steps: [], adapter: "", notices: [] };
   const onNotice = (notice: Notice) => void trace.notices.push(notice);
-  await using trainer = await LoraTrainer.open({ ...options, onNotice });
+  await using trainer = await LoraTrainer.open(options, { onNotice });
   for await (const step of trainer.steps(how.signal === undefined ? {} : { signal: how.signal })) {
     trace.steps.push(Object.fromEntries(SAME.map((name) => [name, step[name]])) as SameInfo);
     if (await how.after?.(trainer, step.step)) return trace;

@@ -3,10 +3,11 @@ import assert from "node:assert/strict";
 import { cp, readFile, rename, rm, truncate, writeFile } from "node:fs/promises";
 import { join } from "node:path";
 import { test } from "node:test";
+import { encodeCheckpointHeader } from "../../src/api/io/checkpoint_header.ts";
 import { type TensorData, writeSafetensors } from "../../src/api/io/safetensors.ts";
 import { inspectFiles } from "../../src/api/train/inspect.ts";
 import { DEMO } from "../cli/support.ts";
-import { GOLDEN, rejects, withScratch } from "../io/scratch.ts";
+import { crc32cReference, GOLDEN, rejects, withScratch } from "../io/scratch.ts";
 
 /** The golden model of one file as two shards with an index. */
 async function writeShards(dir: string): Promise<void> {
@@ -46,6 +47,7 @@ test("inspectFiles() finds the demo model sound, and its tensors in the order of
     bytes: 4096 * 256 * 2,
     nan: 0,
     infinite: 0,
+    intact: null,
   });
 });
 
@@ -150,6 +152,54 @@ test("inspectFiles() counts NaN and infinity of every float type where asked to"
       "f16",
       "f32",
     ]);
+  }));
+
+/** A checkpoint of two tensors; gives its bytes. */
+async function writeCheckpoint(path: string): Promise<Uint8Array> {
+  const master = new Float32Array(64).fill(0.5);
+  const data = new Uint8Array([...new Uint8Array(master.buffer), ...new Uint8Array(16)]);
+  const sums = [crc32cReference(data.subarray(0, 256)), crc32cReference(data.subarray(256))];
+  const tensors = [
+    { name: "adapters.master", dtype: "F32", shape: [64], bytes: 256 },
+    { name: "optimizer.state", dtype: "I64", shape: [2], bytes: 16 },
+  ] as const;
+  const header = encodeCheckpointHeader(tensors, { step: 7 }, sums);
+  const file = new Uint8Array([...header, ...data]);
+  await writeFile(path, file);
+  return file;
+}
+
+test("inspectFiles() compares the checksums of a checkpoint, header and tensors", () =>
+  withScratch(async (dir) => {
+    const path = join(dir, "checkpoint-7.safetensors");
+    const file = await writeCheckpoint(path);
+    const whole = await inspectFiles(path);
+    assert.deepEqual([whole.kind, whole.sound], ["checkpoint", true]);
+    assert.ok(whole.files[0]?.tensors.every(({ intact }) => intact)); // mutant: checksums are not read
+    for (const [at, finding] of [
+      [file.length - 1, /checksum differs: .*tensor "optimizer\.state"/],
+      [file.length - 17, /checksum differs: .*tensor "adapters\.master"/],
+      [4000, /header is damaged/], // a space of the padding
+    ] as const) {
+      const damaged = file.slice();
+      damaged[at] = (damaged[at] as number) ^ 1;
+      if (at === 4000) damaged[at] = 9; // a tab is white space, too
+      await writeFile(path, damaged);
+      const { faults } = await inspectFiles(path);
+      assert.equal(faults.length, 1);
+      assert.match(faults[0]?.message ?? "", finding);
+    }
+  }));
+
+test("inspectFiles() takes a folder with checkpoints for a run, the newest first", () =>
+  withScratch(async (dir) => {
+    for (const step of [9, 10]) await writeCheckpoint(join(dir, `checkpoint-${step}.safetensors`));
+    const run = await inspectFiles(dir);
+    assert.deepEqual([run.kind, run.sound, run.files.length], ["run", true, 2]);
+    assert.match(run.files[0]?.path ?? "", /checkpoint-10/);
+    await truncate(join(dir, "checkpoint-9.safetensors"), 4200);
+    const { faults } = await inspectFiles(dir);
+    assert.match(faults[0]?.message ?? "", /checkpoint-9/);
   }));
 
 test("inspectFiles() throws for a path that is not there", async () => {

@@ -61,6 +61,7 @@ async function lostAt(operation: number) {
     });
     return { at, error: null };
   } catch (error) {
+    // A SuppressedError here: something that is given back rejects with a failure that was told already.
     assert.ok(error instanceof LoramemError, String(error));
     assert.ok(!existsSync(out), `an adapter was left after ${at}`);
     assert.deepEqual(readdirSync(folder.path), [], `files were left after ${at}`);
@@ -84,7 +85,7 @@ test(
     };
     let last = 1;
     while (await visit(last)) last *= 2;
-    for (let part = 1; part < 16; part++) await visit(Math.floor(((16 + part) * last) / 32));
+    for (let part = 1; part < 8; part++) await visit(Math.floor(((8 + part) * last) / 16));
     for (const stage of ["started", "opened", "step 1"]) assert.ok(stages.has(stage), stage);
     assert.ok(stages.has("evaluated") || stages.has("generated"), [...stages].join());
   },

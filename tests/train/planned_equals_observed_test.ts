@@ -130,11 +130,14 @@ async function proveTouched(session: Session, documents: readonly Document[]): P
     if (program !== "train") continue;
     assert.deepEqual(await exportAdapters(session.executor, session.run, "gradient"), expected);
     assert.equal(aligned(report.highest), planned.bytes, "highest byte touched by training");
-    // Every activation is used to its last granule: no slot could be 256 bytes smaller.
+    // Every activation is used to its last granule: no slot could be 256 bytes smaller. The gradients of s have room for f32;
+    // a GPU keeps them in the compute type.
+    const onGpu = session.executor.device.kind.startsWith("cuda");
+    const isShort = ({ name }: Value) => onGpu && /^d\(.*\.s\)$/.test(name);
     for (const { tenants } of planned.buffers) {
       const values = tenants
         .map(({ value }): Value => value)
-        .filter((value) => report.writable.has(value));
+        .filter((value) => report.writable.has(value) && !isShort(value));
       if (values.length === 0) continue;
       assert.ok(
         values.some((value) => report.full.has(value)),

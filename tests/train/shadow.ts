@@ -39,7 +39,8 @@ class Arenas implements Disposable {
       const anyValue =
         plan.resident.find((value) => value.memory === memoryClass) ?? activationOf(session, name);
       const { buffer } = session.executor.locate(anyValue);
-      if (device.kind === "cpu" || memoryClass === "host") return hostView(buffer, Uint8Array);
+      if (memoryClass === "host") return (buffer as PinnedBuffer).view(Uint8Array);
+      if (device.kind === "cpu") return hostView(buffer, Uint8Array);
       const host = device.createPinnedBuffer(buffer.bytes);
       this.#copies.push({ device: buffer as DeviceBuffer, host });
       return host.view(Uint8Array);

@@ -111,6 +111,24 @@ test("LoraTrainer.save() writes what a new run starts from", async () => {
   assert.equal(await again.evaluate(), trained);
 });
 
+test("LoraTrainer.save() over the adapter that it started from gives the same adapter", async () => {
+  await using folder = await temporary();
+  const adapter = `${folder.path}/adapter`;
+  {
+    await using trainer = await LoraTrainer.open(options({ maxSteps: 1 }));
+    await lossesOf(trainer);
+    await trainer.save(adapter);
+  }
+  const before = await readAdapter(adapter);
+  const { lora: _, ...rest } = options({ adapter });
+  await using trainer = await LoraTrainer.open(rest);
+  await trainer.save(adapter);
+  assert.deepEqual(await readAdapter(adapter), before);
+  await lossesOf(trainer);
+  await trainer.save(adapter);
+  assert.notDeepEqual((await readAdapter(adapter)).tensors, before.tensors);
+});
+
 test("LoraTrainer.evaluate() needs evaluation data", async () => {
   await using trainer = await LoraTrainer.open(options());
   await assert.rejects(trainer.evaluate(), hasCode("BAD_ARGUMENT", /evalData/));

@@ -7,7 +7,7 @@
  * with spaces, so that the data starts at a multiple of 4 KiB, as direct input and output want it.
  */
 import { LoramemError } from "../../ffi/error.ts";
-import { crc32c } from "../memory/mod.ts";
+import { crc32c } from "./crc32c.ts";
 import type { Dtype } from "./dtype.ts";
 import { isObject, parseStrictJson } from "./json.ts";
 import {
@@ -48,6 +48,11 @@ const DIGITS = 8;
 const CHECKSUM_AT = LENGTH_BYTES + START.length;
 /** How deep the state may nest. */
 const STATE_DEPTH = 8;
+
+/** Whether the metadata of a safetensors file are those of a checkpoint. */
+export function isCheckpoint(metadata: ReadonlyMap<string, string>): boolean {
+  return metadata.get("format") === FORMAT;
+}
 
 /** The error of a checkpoint that is not as it was written. */
 export function badCheckpoint(file: string, what: string, tensor?: string): LoramemError {
@@ -114,7 +119,7 @@ export function parseCheckpointHeader(
     bad("the header is not complete");
   }
   const { tensors, metadata } = parseHeader(json, fileBytes, file);
-  if (metadata.get("format") !== FORMAT || !startsWith(json, START)) bad("it is no checkpoint");
+  if (!isCheckpoint(metadata) || !startsWith(json, START)) bad("it is no checkpoint");
   const digits = header.subarray(CHECKSUM_AT, CHECKSUM_AT + DIGITS);
   const zeroed = header.slice();
   zeroed.fill(0x30, CHECKSUM_AT, CHECKSUM_AT + DIGITS);

@@ -2,6 +2,9 @@
 import { stat } from "node:fs/promises";
 import { LoramemError } from "../../ffi/error.ts";
 import { IO_CHUNK } from "./atomic.ts";
+import { readCheckpointHeader } from "./checkpoint.ts";
+import { badCheckpoint, type CheckpointHeader, isCheckpoint } from "./checkpoint_header.ts";
+import { crc32c } from "./crc32c.ts";
 import type { Dtype } from "./dtype.ts";
 import { openSafetensors, type TensorEntry, type TensorFile } from "./safetensors.ts";
 import { badFile } from "./safetensors_header.ts";
@@ -17,6 +20,8 @@ export interface InspectedTensor {
   readonly nan: number | null;
   /** Elements that are infinite; null where they were not counted. */
   readonly infinite: number | null;
+  /** Whether its bytes have the checksum that the file promises; null where it promises none. */
+  readonly intact: boolean | null;
 }
 
 /** One safetensors file. */
@@ -24,6 +29,8 @@ export interface InspectedFile {
   readonly path: string;
   /** Size on disk; null where the file cannot be reached. */
   readonly bytes: number | null;
+  /** Whether it says that it is a checkpoint of a run. */
+  readonly checkpoint: boolean;
   /** The free-form string table. */
   readonly metadata: Readonly<Record<string, string>>;
   /** In the order of the file; empty where the header cannot be read. */
@@ -36,6 +43,7 @@ export async function inspectFile(path: string, values: boolean): Promise<Inspec
   const faults: LoramemError[] = [];
   const tensors: InspectedTensor[] = [];
   const metadata: Record<string, string> = {};
+  let checkpoint = false;
   const size = await stat(path).then(
     (info) => info.size,
     () => null,
@@ -43,26 +51,42 @@ export async function inspectFile(path: string, values: boolean): Promise<Inspec
   try {
     await using file = await openSafetensors(path);
     for (const [key, text] of file.metadata) metadata[key] = text;
-    const entries = [...file.tensors.values()].sort((a, b) => a.offset - b.offset);
-    const buffer = new Uint8Array(values ? Math.min(IO_CHUNK, size ?? 0) & ~7 : 0);
-    for (const entry of entries) {
-      const counts = values ? await countOdd(file, entry, buffer) : { nan: null, infinite: null };
+    checkpoint = isCheckpoint(file.metadata);
+    const sums = checkpoint ? await readSums(path, faults) : null;
+    const buffer = new Uint8Array(Math.min(IO_CHUNK, size ?? 0) & ~7);
+    for (const entry of [...file.tensors.values()].sort((a, b) => a.offset - b.offset)) {
+      const sum = sums?.get(entry.name)?.checksum ?? null;
       const { name, dtype, shape, bytes } = entry;
-      tensors.push({ name, dtype, shape, bytes, ...counts });
-      if (!counts.nan && !counts.infinite) continue;
-      const what = `it holds ${counts.nan} NaN and ${counts.infinite} infinite elements`;
-      faults.push(badFile(path, what, name, "get the file again, or an earlier one"));
+      const found = await readTensor(file, entry, buffer, values, sum);
+      tensors.push({ name, dtype, shape, bytes, ...found });
+      const { nan, infinite, intact } = found;
+      if (intact === false) {
+        faults.push(badCheckpoint(path, "the data is damaged: its checksum differs", name));
+      }
+      if (nan || infinite) {
+        const what = `it holds ${nan} NaN and ${infinite} infinite elements`;
+        faults.push(badFile(path, what, name, "get the file again, or an earlier one"));
+      }
     }
   } catch (error) {
     if (!(error instanceof LoramemError)) throw error;
     faults.push(error);
   }
-  return { path, bytes: size, metadata, tensors, faults };
+  return { path, bytes: size, checkpoint, metadata, tensors, faults };
 }
 
-interface OddCounts {
-  readonly nan: number | null;
-  readonly infinite: number | null;
+/** The checksums of a checkpoint; null, and a fault, where its header is damaged. */
+async function readSums(
+  path: string,
+  faults: LoramemError[],
+): Promise<CheckpointHeader["tensors"] | null> {
+  try {
+    return (await readCheckpointHeader(path)).tensors;
+  } catch (error) {
+    if (!(error instanceof LoramemError)) throw error;
+    faults.push(error);
+    return null;
+  }
 }
 
 /** Exponent and fraction bits of the words in which NaN and infinity are seen. */
@@ -78,26 +102,45 @@ interface FloatWords {
   readonly fraction: number;
 }
 
-/** Counts NaN and infinite elements, a piece at a time; null for a dtype that has neither or is not looked into. */
-async function countOdd(
+/** Reads as much of a tensor as has to be looked at, a piece at a time. */
+async function readTensor(
   file: TensorFile,
   entry: TensorEntry,
   buffer: Uint8Array<ArrayBuffer>,
-): Promise<OddCounts> {
-  const float = FLOATS[entry.dtype];
-  if (float === undefined) return { nan: null, infinite: null };
-  const { words: Words, exponent, fraction } = float;
-  let [nan, infinite] = [0, 0];
-  for (let at = 0; at < entry.bytes; at += buffer.byteLength) {
-    const part = buffer.subarray(0, Math.min(buffer.byteLength, entry.bytes - at));
+  values: boolean,
+  checksum: number | null,
+): Promise<Pick<InspectedTensor, "nan" | "infinite" | "intact">> {
+  const float = values ? FLOATS[entry.dtype] : undefined;
+  let [nan, infinite, crc] = [0, 0, 0];
+  const end = float === undefined && checksum === null ? 0 : entry.bytes;
+  for (let at = 0; at < end; at += buffer.byteLength) {
+    const part = buffer.subarray(0, Math.min(buffer.byteLength, end - at));
     await file.read(entry, part, at);
-    const words = new Words(part.buffer, 0, part.byteLength / Words.BYTES_PER_ELEMENT);
-    for (let i = 0; i < words.length; i++) {
-      const word = words[i] as number;
-      if ((word & exponent) !== exponent) continue;
-      if ((word & fraction) === 0) infinite++;
-      else nan++;
-    }
+    if (checksum !== null) crc = crc32c(part, crc);
+    if (float === undefined) continue;
+    const found = countOdd(part, float);
+    nan += found.nan;
+    infinite += found.infinite;
+  }
+  return {
+    nan: float === undefined ? null : nan,
+    infinite: float === undefined ? null : infinite,
+    intact: checksum === null ? null : crc === checksum,
+  };
+}
+
+/** Counts NaN and infinite elements; `part` starts at the start of its memory. */
+function countOdd(
+  part: Uint8Array<ArrayBuffer>,
+  { words: Words, exponent, fraction }: FloatWords,
+): { readonly nan: number; readonly infinite: number } {
+  const words = new Words(part.buffer, 0, part.byteLength / Words.BYTES_PER_ELEMENT);
+  let [nan, infinite] = [0, 0];
+  for (let i = 0; i < words.length; i++) {
+    const word = words[i] as number;
+    if ((word & exponent) !== exponent) continue;
+    if ((word & fraction) === 0) infinite++;
+    else nan++;
   }
   return { nan, infinite };
 }

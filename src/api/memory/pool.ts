@@ -206,20 +206,20 @@ export class MemoryPool extends Handle {
 }
 
 /**
- * Gives a block back in the order of the last stream that used it, each after the work of the one before. A disposed stream has finished
+ * Gives a block back in the order of the first stream that used it, after the work of the others. A disposed stream has finished
  * its work; where all are, any stream will do.
  */
 function freeBlock(ctx: Ptr, pool: Ptr, block: bigint, uses: ReadonlySet<Stream>): void {
   const op = "DeviceBuffer.dispose";
   const { fn } = native();
-  let last: Stream | undefined;
+  let home: Stream | undefined;
   for (const stream of uses) {
     if (stream.disposed) continue;
-    if (last !== undefined) followStream(stream, last);
-    last = stream;
+    if (home === undefined) home = stream;
+    else followStream(home, stream);
   }
-  if (last !== undefined) {
-    check(native(), ctx, fn.lm_pool_free(pool, block, pointerOf(last)), op);
+  if (home !== undefined) {
+    check(native(), ctx, fn.lm_pool_free(pool, block, pointerOf(home)), op);
     return;
   }
   const spare = fn.lm_stream_create(ctx, 0);

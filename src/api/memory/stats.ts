@@ -44,7 +44,7 @@ export interface MemoryStats {
 }
 
 /**
- * A class of memory: reservations of device memory (segments of pools are among them), page-locked host memory, pageable
+ * A class of memory: reservations of device memory (pages of pools are among them), page-locked host memory, pageable
  * memory that a {@linkcode PinnedPool} gave out in its place, managed memory.
  */
 export type MemoryClass = "device" | "pinned" | "pageable" | "managed";
@@ -65,11 +65,22 @@ export function readStats<T>(
 ): T {
   const view = new DataView(new ArrayBuffer(structLayout(name).size));
   check(native(), pointerOf(device), fill(view), op);
-  const camelCase = Object.entries(readStruct(name, view)).map(([key, value]) => [
-    key.replaceAll(/_([a-z])/g, (_, letter: string) => letter.toUpperCase()),
-    value,
-  ]);
-  return Object.fromEntries(camelCase) as T;
+  const stats: Record<string, number> = {};
+  const fields: Record<string, number> = readStruct(name, view);
+  for (const key in fields) stats[camelCase(key)] = fields[key] as number;
+  return stats as T;
+}
+
+/** Names of fields as TypeScript writes them, each worked out once. */
+const names = new Map<string, string>();
+
+function camelCase(key: string): string {
+  let name = names.get(key);
+  if (name === undefined) {
+    name = key.replaceAll(/_([a-z])/g, (_, letter: string) => letter.toUpperCase());
+    names.set(key, name);
+  }
+  return name;
 }
 
 /** {@linkcode Device.memoryStats}. */

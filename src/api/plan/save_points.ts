@@ -47,17 +47,17 @@ const KEPT: Readonly<Record<SavePolicy, ReadonlySet<SaveRole>>> = {
 export function isKept(points: SavePoints, value: Value): boolean {
   if (value.role === null || value.layer === null) return false;
   if (value.role === "layerInput" && isOffloaded(points, value.layer)) return false;
-  return KEPT[points[value.layer] as SavePolicy].has(value.role);
+  return keepsRole(points, value.layer, value.role);
+}
+
+/** Whether the policy of a layer names a role. */
+export function keepsRole(points: SavePoints, layer: number, role: SaveRole): boolean {
+  return KEPT[points[layer] as SavePolicy].has(role);
 }
 
 /** Whether the input of a layer waits on the host. */
 export function isOffloaded(points: SavePoints, layer: number): boolean {
   return points[layer] === "offload" && layer < points.length - 1;
-}
-
-/** Whether the MLP of a layer runs in tiles of rows. */
-export function runsInTiles(points: SavePoints, layer: number): boolean {
-  return points[layer] === "checkpoint" || points[layer] === "offload";
 }
 
 /**

@@ -20,6 +20,7 @@ import { addressOf, type Ptr } from "../memory/internal.ts";
 import type { Device, DeviceBuffer, Event, Graph, PinnedBuffer, Stream } from "../memory/mod.ts";
 import type { Plan, ProgramPlan } from "../plan/plan.ts";
 import { formatBytes } from "../plan/report.ts";
+import { type Algorithms, choiceKey, readChoices, timeChoices, useChoices } from "./choices.ts";
 import { type BoundCopy, Copies, type Location } from "./copies.ts";
 import { groupOps, type OpGroup, type RangeName, Ranges, rangeName } from "./ranges.ts";
 
@@ -90,9 +91,15 @@ export class Executor {
   /**
    * Reserves the plan's memory and binds its programs. Nothing stays reserved if a reservation fails.
    *
+   * @param algorithms Which ways matrix products are computed in on a GPU. Timing them overwrites the reserved memory.
    * @throws {LoramemError} OUT_OF_MEMORY naming the class, its bytes and the budget.
    */
-  static commit(device: Device, plan: Plan, mode: ExecutionMode = "graph"): Executor {
+  static commit(
+    device: Device,
+    plan: Plan,
+    mode: ExecutionMode = "graph",
+    algorithms: Algorithms = "estimated",
+  ): Executor {
     using undo = new DisposableStack();
     const arenas = new Map<MemoryClass, DeviceBuffer | PinnedBuffer>();
     for (const memory of MEMORY_CLASSES) {
@@ -115,19 +122,23 @@ export class Executor {
     const copyStream = undo.adopt(device.createStream(), disposeNow);
     const executor = new Executor(plan, mode, { device, stream, copyStream, copies, arenas });
     undo.defer(() => executor.#disposeGraphs());
+    executor.#choose(algorithms);
     executor.#bind();
     undo.move();
     return executor;
   }
 
-  /** Waits for the device and gives everything back. */
+  /** Waits for the device and gives everything back; rejects with a failure that nobody was told of yet. */
   async dispose(): Promise<void> {
     this.#disposeGraphs();
     const { copies, arenas } = this.#reserved;
-    await copies?.dispose();
-    await this.copyStream[Symbol.asyncDispose]();
-    await this.stream[Symbol.asyncDispose]();
-    for (const arena of arenas.values()) arena.dispose();
+    // What fails in a copy fails what waits for it in the stream of the ops, which reports it, or else was not needed.
+    await Promise.allSettled([copies?.dispose(), this.copyStream.dispose()]);
+    try {
+      await this.stream.dispose();
+    } finally {
+      for (const arena of arenas.values()) arena.dispose();
+    }
   }
 
   /** Memory of a value and where it starts inside it. */
@@ -276,6 +287,37 @@ export class Executor {
     for (const segments of this.#programs.values()) {
       for (const segment of segments) segment.graph?.dispose();
     }
+  }
+
+  /** What was chosen for matrix products, to be given to a later run; `"estimated"` if nothing was. */
+  get algorithms(): Algorithms {
+    return readChoices(this.device) || "estimated";
+  }
+
+  /** Settles the algorithms of matrix products, before anything is recorded. */
+  #choose(algorithms: Algorithms): void {
+    if (!this.device.kind.startsWith("cuda") || algorithms === "estimated") return;
+    if (algorithms !== "timed") {
+      useChoices(this.device, algorithms);
+      return;
+    }
+    const seen = new Set<string>();
+    timeChoices(this.device, () => {
+      for (const { program } of this.plan.programs.values()) {
+        for (const { kind, attributes } of program.ops) {
+          const bound = kind.bind(attributes);
+          for (const call of Array.isArray(bound) ? bound : [bound]) {
+            const key = "kernel" in call ? choiceKey(call) : null;
+            if (key === null || seen.has(key)) continue;
+            seen.add(key);
+            this.#launch([this.#bindCall(call)]);
+          }
+        }
+      }
+    });
+    // The gradient is added to, and expected to be zero.
+    const trainable = this.#reserved.arenas.get("trainable");
+    if (trainable !== undefined) this.stream.fill(trainable as DeviceBuffer, 0);
   }
 
   #bind(): void {

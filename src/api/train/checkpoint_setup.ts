@@ -1,4 +1,5 @@
 /** The part of opening a run that concerns its checkpoints: before the plan, and after the memory is reserved. */
+import { dirname, resolve } from "node:path";
 import { LoramemError } from "../../ffi/error.ts";
 import { listCheckpoints } from "../io/checkpoint.ts";
 import type { Device, FileRing } from "../memory/mod.ts";
@@ -51,17 +52,18 @@ export class CheckpointSetup {
   /**
    * Finds the checkpoint that `options.resume` means.
    *
-   * @throws {LoramemError} BAD_ARGUMENT where it is of another run, or where a run that starts from the beginning would write
-   * among the checkpoints of an earlier one; BAD_FILE where none is whole; IO.
+   * @throws {LoramemError} BAD_ARGUMENT where it is of another run, or where a run that starts from the beginning or from
+   * elsewhere would write among the checkpoints of an earlier one; BAD_FILE where none is whole; IO.
    */
   static async prepare(
     device: Device,
     ring: FileRing,
     options: ResolvedOptions,
     identity: RunIdentity,
+    notice: NoticeListener = () => undefined,
   ): Promise<CheckpointSetup> {
-    const { runDir, resume, saveEvery, onNotice: notice = () => undefined } = options;
-    if (runDir !== undefined && resume === undefined && saveEvery !== undefined) {
+    const { runDir, resume, saveEvery } = options;
+    if (runDir !== undefined && saveEvery !== undefined && !isFrom(resume, runDir)) {
       refuseOverwrite((await listCheckpoints(runDir)).checkpoints[0]?.path);
     }
     const where = resume === "auto" ? runDir : resume;
@@ -71,11 +73,6 @@ export class CheckpointSetup {
       throw new LoramemError("BAD_FILE", message, { file: resume });
     }
     return new CheckpointSetup(device, ring, options, identity, found, notice);
-  }
-
-  /** Whether the run goes on from a checkpoint. */
-  get resumes(): boolean {
-    return this.#resume !== null;
   }
 
   /** Options to plan with; what a checkpoint had chosen is chosen again. */
@@ -109,6 +106,13 @@ export class CheckpointSetup {
     const about = { facts, evalData: this.#identity.evalData, notice: this.#notice };
     return await Checkpoints.open(this.#ring, session, policy, about, resumed);
   }
+}
+
+/** Whether `resume` is a checkpoint of the run's folder, or the folder itself. */
+function isFrom(resume: string | undefined, runDir: string): boolean {
+  if (resume === undefined || resume === "auto") return resume === "auto";
+  const path = resolve(resume);
+  return path === resolve(runDir) || dirname(path) === resolve(runDir);
 }
 
 function refuseOverwrite(newest: string | undefined): void {

@@ -4,6 +4,7 @@
  */
 import { z } from "zod";
 import type { Precision } from "../amp/precision.ts";
+import { badCheckpoint } from "../io/checkpoint_header.ts";
 import type { LoraTarget } from "../nn/lora_config.ts";
 import type { ResolvedOptions } from "./options.ts";
 import { WEIGHT_PLACES } from "./run_plan.ts";
@@ -38,10 +39,15 @@ export type CheckpointState = z.output<typeof schema>;
 /** What must be the same for a run to go on. */
 export type RunSettings = CheckpointState["settings"];
 
-/** Checks a state that was read from a file; null = it is none. */
-export function parseState(json: unknown): CheckpointState | null {
+/**
+ * Checks a state that was read from a file.
+ *
+ * @throws {LoramemError} BAD_FILE.
+ */
+export function readState(json: unknown, file: string): CheckpointState {
   const parsed = schema.safeParse(json);
-  return parsed.success ? parsed.data : null;
+  if (parsed.success) return parsed.data;
+  throw badCheckpoint(file, `its state is malformed at ${parsed.error.issues[0]?.path.join(".")}`);
 }
 
 /** What the settings of a run are made of. */
@@ -90,24 +96,31 @@ export function settingsOf(sources: SettingSources): RunSettings {
 /** Differences that are listed by name. */
 const LISTED = 4;
 
+/** Characters of a name or value in a message. */
+const CLIPPED = 80;
+
 /** What differs between the settings of a run and of a checkpoint, in words; null = nothing. */
 export function differences(run: RunSettings, checkpoint: RunSettings): string | null {
   const names = [...new Set([...Object.keys(run), ...Object.keys(checkpoint)])];
   const differing = names.filter((name) => run[name] !== checkpoint[name]);
   if (differing.length === 0) return null;
-  const listed = differing
-    .slice(0, LISTED)
-    .map(
-      (name) =>
-        `${name} is ${run[name] ?? "absent"}, the checkpoint has ${checkpoint[name] ?? "none"}`,
-    );
+  const listed = differing.slice(0, LISTED).map((name) => {
+    const [now, then] = [run[name] ?? "absent", checkpoint[name] ?? "none"];
+    return `${clip(name)} is ${clip(now)}, the checkpoint has ${clip(then)}`;
+  });
   const more = differing.length - listed.length;
   return `${listed.join("; ")}${more > 0 ? `; and ${more} more` : ""}`;
 }
 
+/** A value of a file that nobody vouches for, short enough for a message. */
+function clip(value: string | number | boolean): string {
+  const text = String(value);
+  return text.length > CLIPPED ? `${text.slice(0, CLIPPED)}...` : text;
+}
+
 /** Options as plain data, without records given in memory, and without those of the checkpoints themselves. */
 export function plainOptions(options: ResolvedOptions): Record<string, unknown> {
-  const { data, evalData, runDir, saveEvery, keepLast, resume, onNotice, ...others } = options;
+  const { data, evalData, runDir, saveEvery, keepLast, resume, ...others } = options;
   const paths = Object.entries({ data, evalData }).filter(([, from]) => typeof from === "string");
   return JSON.parse(JSON.stringify({ ...Object.fromEntries(paths), ...others }));
 }

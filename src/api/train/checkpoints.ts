@@ -44,6 +44,8 @@ export class Checkpoints {
   /** Steps of the checkpoints that are known to be whole, oldest first. */
   #whole: number[];
   #best: CheckpointState["best"];
+  /** Step of the best checkpoint that is whole; -1 = none. Another best one may not have been written. */
+  #bestWhole: number;
   /** Step of the last checkpoint that was begun, or resumed from; -1 = none. */
   #last: number;
   /** The write under way, or the last one: what the disk refused, or null. */
@@ -65,6 +67,7 @@ export class Checkpoints {
     this.#last = resumed?.step ?? -1;
     // A loss on other data cannot be compared.
     this.#best = resumed?.best?.data === run.evalData ? resumed.best : null;
+    this.#bestWhole = this.#best?.step ?? -1;
   }
 
   /**
@@ -142,10 +145,11 @@ export class Checkpoints {
       const message = `Checkpoint ${file} written (${formatBytes(bytes)})`;
       this.#run.notice({ kind: "checkpointSaved", file, message });
       this.#whole = [...this.#whole.filter((step) => step !== state.step), state.step];
+      if (state.best?.step === state.step) this.#bestWhole = state.step;
     } catch (error) {
       return this.#refused(error, file, "not written");
     }
-    await this.#removeOld(state.best?.step ?? -1);
+    await this.#removeOld();
     return null;
   }
 
@@ -167,10 +171,10 @@ export class Checkpoints {
   }
 
   /** Removes what is neither among the newest nor the best; only now, with a newer one on the disk. */
-  async #removeOld(best: number): Promise<void> {
+  async #removeOld(): Promise<void> {
     const newest = this.#whole.slice(-this.#policy.keepLast);
     for (const step of this.#whole) {
-      if (newest.includes(step) || step === best) continue;
+      if (newest.includes(step) || step === this.#bestWhole) continue;
       const file = checkpointPath(this.#policy.dir, step);
       this.#whole = this.#whole.filter((other) => other !== step);
       await this.#ring.removeFile(file).catch((error) => this.#refused(error, file, "not removed"));

@@ -1,9 +1,10 @@
-/** Says what a model, an adapter, a checkpoint or any safetensors file holds, and whether it is sound. Opens no library. */
+/** Says what a model, an adapter, checkpoints or any safetensors file holds, and whether it is sound. Opens no library. */
 import { readdir, stat } from "node:fs/promises";
 import { join } from "node:path";
 import { LoramemError } from "../../ffi/error.ts";
 import { readAdapter } from "../io/adapter.ts";
 import { ADAPTER_CONFIG } from "../io/adapter_config.ts";
+import { listCheckpoints } from "../io/checkpoint.ts";
 import { type InspectedFile, inspectFile } from "../io/inspect_file.ts";
 import { ioError } from "../io/io_error.ts";
 import { readIndex, resolveModelFiles } from "../io/safetensors_index.ts";
@@ -14,7 +15,7 @@ import { type TensorInfo, validateCheckpoint } from "../nn/config_tensors.ts";
 export interface Inspection {
   readonly path: string;
   /** What the path was taken for. */
-  readonly kind: "safetensors" | "model" | "adapter";
+  readonly kind: "safetensors" | "model" | "adapter" | "checkpoint" | "run";
   readonly files: readonly InspectedFile[];
   /** What is wrong; each message names the file and, where it is one tensor, the tensor. */
   readonly faults: readonly LoramemError[];
@@ -34,9 +35,10 @@ export interface InspectOptions {
 const SHARD = /^model-\d+-of-\d+\.safetensors$/;
 
 /**
- * Looks at a safetensors file, a model folder (single file or shards) or a PEFT adapter folder: headers, offsets, dtypes and
- * shapes, shards against their index, tensors against config.json or adapter_config.json. Needs no native library, and
- * no more memory than the largest header; the values of an adapter are read as well.
+ * Looks at a safetensors file, a model folder (single file or shards), a PEFT adapter folder, or a run folder with its
+ * checkpoints: headers, offsets, dtypes and shapes, shards against their index, tensors against config.json or
+ * adapter_config.json, and the checksums of checkpoints. Needs no native library and little memory, but the values of an
+ * adapter are read as a whole.
  *
  * @example Usage
  * ```ts
@@ -57,12 +59,17 @@ export async function inspectFiles(
   const values = options.values ?? false;
   try {
     if (!(await stat(path)).isDirectory()) {
-      return conclude(path, "safetensors", [await inspectFile(path, values)], [], []);
+      const file = await inspectFile(path, values);
+      return conclude(path, file.checkpoint ? "checkpoint" : "safetensors", [file], [], []);
     }
     const names = await readdir(path);
-    return names.includes(ADAPTER_CONFIG) && !names.includes("config.json")
-      ? await inspectAdapter(path, values)
-      : await inspectModel(path, names, values);
+    if (names.includes("config.json")) return await inspectModel(path, names, values);
+    if (names.includes(ADAPTER_CONFIG)) return await inspectAdapter(path, values);
+    const { checkpoints } = await listCheckpoints(path);
+    if (checkpoints.length === 0) return await inspectModel(path, names, values);
+    const files: InspectedFile[] = [];
+    for (const checkpoint of checkpoints) files.push(await inspectFile(checkpoint.path, values));
+    return conclude(path, "run", files, [], []);
   } catch (error) {
     throw ioError("inspect", path, error);
   }

@@ -1,6 +1,7 @@
 /** What a run tells its user without failing. */
+import type { LoadOptions } from "../io/load_tensors.ts";
 
-/** Something that happened to the checkpoints of a run, see {@linkcode TrainOptions.onNotice}. */
+/** Something that happened to the checkpoints of a run, see {@linkcode OpenOptions.onNotice}. */
 export interface Notice {
   /**
    * `resumed`: the run goes on from a checkpoint. `checkpointSaved`: one is on the disk. `checkpointSkipped`: one is damaged,
@@ -19,5 +20,11 @@ export interface Notice {
   readonly file: string;
 }
 
-/** Takes notices; called between steps, never from inside one. */
+/** Takes notices. */
 export type NoticeListener = (notice: Notice) => void;
+
+/** How {@linkcode LoraTrainer.open} is followed, and the run after it. */
+export interface OpenOptions extends LoadOptions {
+  /** Called with what happens to checkpoints; without it nobody hears of it. */
+  readonly onNotice?: NoticeListener;
+}

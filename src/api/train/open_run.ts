@@ -3,7 +3,6 @@
 import { LoramemError } from "../../ffi/error.ts";
 import { choosePrecision } from "../amp/precision.ts";
 import { type Adapter, readAdapter } from "../io/adapter.ts";
-import type { LoadOptions } from "../io/load_tensors.ts";
 import { openSafetensors } from "../io/safetensors.ts";
 import { Device, type DeviceInfo } from "../memory/mod.ts";
 import { readModelConfig } from "../nn/config.ts";
@@ -14,6 +13,7 @@ import { importAdapters, initializeAdapters } from "./adapter_state.ts";
 import { CheckpointSetup, checkRunDir } from "./checkpoint_setup.ts";
 import { FitSearch } from "./fit_run.ts";
 import { loadWeights, storedType } from "./load_weights.ts";
+import type { OpenOptions } from "./notice.ts";
 import { budgetBytes, type ResolvedOptions, resolveOptions } from "./options.ts";
 import { profileOfDevice } from "./own_profile.ts";
 import { RunDir } from "./run_dir.ts";
@@ -37,7 +37,7 @@ import type { OpenedRun } from "./trainer.ts";
 const RETRY_SHARE = 0.95;
 
 /** Opens a run; nothing stays open if it fails. */
-export async function openRun(raw: unknown, load: LoadOptions): Promise<OpenedRun> {
+export async function openRun(raw: unknown, how: OpenOptions): Promise<OpenedRun> {
   const options = resolveOptions(raw);
   checkRunDir(options);
   const config = await readModelConfig(options.model);
@@ -71,6 +71,7 @@ export async function openRun(raw: unknown, load: LoadOptions): Promise<OpenedRu
           ring,
           options,
           await identify(options, config, files, targets, precision, tokensPerMicroBatch, read),
+          how.onNotice,
         )
       : null;
   const planned = setup?.planned ?? options;
@@ -100,10 +101,10 @@ export async function openRun(raw: unknown, load: LoadOptions): Promise<OpenedRu
     budgetBytes(options.memoryBudget),
     () => freeBytes(device.info()),
     (budget) => search.fit(budget),
-    (run) => Session.commit(device, run, options.execution, scalerOf(options)),
+    (run) => Session.commit(device, run, options.execution, scalerOf(options), options.algorithms),
   );
   undo.defer(() => session.dispose());
-  await loadWeights(session.executor, session.run, files, ring, load);
+  await loadWeights(session.executor, session.run, files, ring, how);
   const resumed = (await setup?.load(session)) ?? null;
   if (resumed === null) await loadAdapters(session, options, adapter);
   const checkpoints = (await setup?.start(session, resumed)) ?? null;

@@ -9,7 +9,6 @@ import type { RecordSource } from "../data/records.ts";
 import { nearMisses } from "../nn/config_near.ts";
 import { PROFILES } from "../plan/profiles.ts";
 import { SAVE_POLICIES } from "../plan/save_points.ts";
-import type { NoticeListener } from "./notice.ts";
 import { WEIGHT_PLACES } from "./run_plan.ts";
 import { SCHEDULES } from "./schedule.ts";
 
@@ -164,6 +163,13 @@ export const trainSchema = z.strictObject({
     .enum(["graph", "eager"])
     .default("graph")
     .describe("replay recorded segments, or call every kernel one by one"),
+  algorithms: z
+    .string()
+    .min(1)
+    .default("timed")
+    .describe(
+      "algorithms of matrix products on a GPU: timed before the first step, estimated, or what run.json of an earlier run says",
+    ),
   runDir: z
     .string()
     .min(1)
@@ -182,10 +188,6 @@ export const trainSchema = z.strictObject({
     .describe(
       "go on from a checkpoint: auto = the newest whole one of the run's folder, if there is any; or a file or folder",
     ),
-  onNotice: z
-    .custom<NoticeListener>((value) => typeof value === "function", "expected a function")
-    .optional()
-    .describe("called with what happens to checkpoints"),
 });
 
 /** Options as a caller writes them; everything but `model` and `data` has a default. */

@@ -7,15 +7,15 @@ import {
   readCheckpoint,
   readCheckpointHeader,
 } from "../io/checkpoint.ts";
-import { badCheckpoint, type CheckpointHeader } from "../io/checkpoint_header.ts";
+import type { CheckpointHeader } from "../io/checkpoint_header.ts";
 import { ioError } from "../io/io_error.ts";
 import type { FileRing } from "../memory/mod.ts";
 import { castMasters, clearState } from "./adapter_state.ts";
 import {
   type CheckpointState,
   differences,
-  parseState,
   type RunSettings,
+  readState,
 } from "./checkpoint_state.ts";
 import type { NoticeListener } from "./notice.ts";
 import type { ResolvedOptions } from "./options.ts";
@@ -131,8 +131,7 @@ async function nextFound(
   for (let name = rest.shift(); name !== undefined; name = rest.shift()) {
     try {
       const header = await readCheckpointHeader(name.path);
-      const state = parseState(header.state);
-      if (state === null) throw badCheckpoint(name.path, "its state is malformed");
+      const state = readState(header.state, name.path);
       const differing = differences(settings, state.settings);
       if (differing !== null) throw anotherRun(name.path, differing);
       return { ...name, step: state.step, header, state };

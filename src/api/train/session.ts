@@ -25,6 +25,7 @@ import type {
   StepPerformance,
 } from "../memory/mod.ts";
 import { modelFlops, peakFlops } from "../plan/model_flops.ts";
+import type { Algorithms } from "../run/choices.ts";
 import { type ExecutionMode, Executor } from "../run/executor.ts";
 import { InputEvents, InputPipeline } from "./input_pipeline.ts";
 import { loadOf } from "./run_inputs.ts";
@@ -126,12 +127,14 @@ export class Session {
    * Reserves the memory of `run` on `device` and binds its programs.
    *
    * @param scaler Settings of the gradient scaler of a run with f16 activations.
+   * @param algorithms Which ways matrix products are computed in on a GPU.
    */
   static commit(
     device: Device,
     run: RunPlan,
     mode: ExecutionMode,
     scaler: ScalerSettings = {},
+    algorithms: Algorithms = "estimated",
   ): Session {
     using undo = new DisposableStack();
     const events = undo.use(new InputEvents(device));
@@ -139,7 +142,7 @@ export class Session {
     const type = activationType(run.spec.precision);
     const peak = profile === undefined ? {} : { peakFlops: peakFlops(profile, type) };
     const monitor = undo.use(device.createPerformanceMonitor(peak));
-    const executor = Executor.commit(device, run.plan, mode);
+    const executor = Executor.commit(device, run.plan, mode, algorithms);
     undo.defer(() => void executor.dispose());
     const input = new InputPipeline(executor, run, events);
     const session = new Session(run, executor, input, monitor, scaler);

@@ -78,8 +78,8 @@ export class Snapshot {
 
   /** Waits for the copy under way and gives stream and events back. */
   async dispose(): Promise<void> {
-    await this.stream[Symbol.asyncDispose]();
     this.#updated.dispose();
     this.#copied.dispose();
+    await this.stream[Symbol.asyncDispose]();
   }
 }

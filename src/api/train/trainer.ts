@@ -7,7 +7,6 @@ import { shuffledOrder } from "../data/order.ts";
 import type { Tokenizer } from "../data/tokenizer.ts";
 import { generateTokens } from "../generate/generate.ts";
 import { writeAdapter } from "../io/adapter.ts";
-import type { LoadOptions } from "../io/load_tensors.ts";
 import type { Device, PerformanceSummary } from "../memory/mod.ts";
 import { linearModules } from "../nn/config_tensors.ts";
 import { compressTargets, type LoraConfig } from "../nn/lora_config.ts";
@@ -17,6 +16,7 @@ import { exportAdapters } from "./adapter_state.ts";
 import { checkStep } from "./check_step.ts";
 import type { CheckpointState } from "./checkpoint_state.ts";
 import type { Checkpoints, Position } from "./checkpoints.ts";
+import type { OpenOptions } from "./notice.ts";
 import type { ResolvedOptions, TrainOptions } from "./options.ts";
 import { stepCounts } from "./run_inputs.ts";
 import type { WeightPlace } from "./run_plan.ts";
@@ -122,14 +122,14 @@ export class LoraTrainer {
    * Reads model and data, plans and reserves the memory, loads the weights.
    *
    * @param options Everything but `model` and `data` has a default.
-   * @param load Follows the load of the weights, and stops it.
+   * @param how Follows the load of the weights and stops it; hears what happens to checkpoints.
    * @returns A trainer to be disposed with `await using`.
    * @throws {LoramemError} BAD_ARGUMENT, BAD_CONFIG, BAD_DATA, BAD_FILE, UNSUPPORTED naming what to mend; OUT_OF_MEMORY
    * if the plan does not fit the budget, naming the one that would work; CANCELLED. Nothing stays reserved.
    */
-  static async open(options: TrainOptions, load: LoadOptions = {}): Promise<LoraTrainer> {
+  static async open(options: TrainOptions, how: OpenOptions = {}): Promise<LoraTrainer> {
     const { openRun } = await import("./open_run.ts"); // brings in zod
-    return new LoraTrainer(await openRun(options, load));
+    return new LoraTrainer(await openRun(options, how));
   }
 
   /** The memory plan. `String(plan)` is a table. */
@@ -150,6 +150,11 @@ export class LoraTrainer {
   /** The save points that were chosen, such as `"keep"` or `"20 keep + 12 checkpoint"`. */
   get savePoints(): string {
     return describePoints(this.#run.session.run.savePoints);
+  }
+
+  /** The algorithms that matrix products use on a GPU, to be given to a later run as the option of that name. */
+  get algorithms(): string {
+    return this.#run.session.executor.algorithms;
   }
 
   /** Where the weights of the layers are. */
@@ -311,6 +316,20 @@ export class LoraTrainer {
 
   /**
    * Writes a checkpoint of the run as it is now, and waits until it is on the disk.
+   *
+   * @example Usage
+   * ```ts
+   * import { LoraTrainer } from "./mod.ts";
+   * const demo = { model: "examples/demo/model", data: "examples/demo/valid.jsonl", maxSteps: 2 };
+   * const options = { ...demo, runDir: "out/example-run", saveEvery: 100, resume: "auto" };
+   * {
+   *   await using trainer = await LoraTrainer.open(options);
+   *   for await (const { step } of trainer.steps()) if (step === 1) break;
+   *   await trainer.checkpoint();
+   * }
+   * await using trainer = await LoraTrainer.open(options);
+   * console.log(trainer.stepsDone); // 1
+   * ```
    *
    * @throws {LoramemError} BAD_ARGUMENT where the run was opened without `saveEvery`; IO if it cannot be written, and earlier
    * ones are intact.

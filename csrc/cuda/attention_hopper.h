@@ -1,0 +1,19 @@
+/* attention_hopper.h: attention by the products of warp groups, see attention_hopper.cu. */
+#ifndef LM_CUDA_ATTENTION_HOPPER_H
+#define LM_CUDA_ATTENTION_HOPPER_H
+
+#include "attention.cuh"
+
+/* lm_attention_hopper_can: whether the device has them, this build holds their code, and the head size is one of theirs. */
+bool lm_attention_hopper_can(const lm_cuda *cuda, const lm_attention &a);
+
+/* lm_attention_hopper_forward: lse may be NULL. */
+cudaError_t lm_attention_hopper_forward(const lm_attention &a, int32_t type, void *o, float *lse, cudaStream_t stream);
+
+/* lm_attention_hopper_keys: keys of a block of the backward pass. */
+int32_t lm_attention_hopper_keys(const lm_attention &a);
+
+/* lm_attention_hopper_backward: dq, dk and dv, after delta. With g.slices > 1, dk_sum, dv_sum, dkv_turn and rank are used. */
+cudaError_t lm_attention_hopper_backward(const lm_attention &a, const lm_attention_gradients &g, int32_t type, cudaStream_t stream);
+
+#endif
