@@ -84,6 +84,7 @@ async function measure(shape: Shape, dir: string): Promise<Row> {
           weights: "resident",
           savePoints: "keep",
           lossChunkTokens: 0,
+          algorithms: "estimated",
           plan: "",
         },
         options: {},

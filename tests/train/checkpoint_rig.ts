@@ -20,6 +20,7 @@ const CHOSEN = {
   weights: "resident",
   savePoints: "keep",
   lossChunkTokens: 32,
+  algorithms: "estimated",
   plan: "none",
 } as const;
 
