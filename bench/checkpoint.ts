@@ -85,6 +85,7 @@ async function measure(shape: Shape, dir: string): Promise<Row> {
           savePoints: "keep",
           lossChunkTokens: 0,
           plan: "",
+          algorithms: "estimated",
         },
         options: {},
       },

@@ -21,6 +21,7 @@ const CHOSEN = {
   savePoints: "keep",
   lossChunkTokens: 32,
   plan: "none",
+  algorithms: "estimated",
 } as const;
 
 /** A session, its ring and its checkpoints. */

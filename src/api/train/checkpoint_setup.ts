@@ -85,7 +85,7 @@ export class CheckpointSetup {
     if (this.#resume === null) return null;
     const file = await this.#resume.load(session, this.#ring);
     const { state } = this.#resume;
-    const changed = changedChoices(chosenBy(session.run, this.#device.info()), state.chosen);
+    const changed = changedChoices(chosenBy(session, this.#device.info()), state.chosen);
     if (changed !== null) {
       const message = `Not planned as for the checkpoint, which may round otherwise: ${changed}`;
       this.#notice({ kind: "planChanged", file, message });
@@ -100,7 +100,7 @@ export class CheckpointSetup {
     const policy: CheckpointPolicy = { dir, saveEvery, keepLast };
     const facts = {
       settings: this.#identity.settings,
-      chosen: chosenBy(session.run, this.#device.info()),
+      chosen: chosenBy(session, this.#device.info()),
       options: plainOptions(this.#options),
     };
     const about = { facts, evalData: this.#identity.evalData, notice: this.#notice };

@@ -26,6 +26,7 @@ const schema = z.strictObject({
     savePoints: z.string(),
     lossChunkTokens: count(),
     plan: z.string(),
+    algorithms: z.string(),
   }),
   /** The lowest evaluation loss so far, the step after which it was measured, and the data that it was measured on. */
   best: z.strictObject({ step: count(), loss: z.number(), data: z.string() }).nullable(),

@@ -72,13 +72,14 @@ export class Resume {
 
   /** The options of the run, with what its checkpoint had chosen in place of `"auto"`: another choice may round otherwise. */
   planned(options: ResolvedOptions): ResolvedOptions {
-    const { weights, savePoints, lossChunkTokens } = this.state.chosen;
+    const { weights, savePoints, lossChunkTokens, algorithms } = this.state.chosen;
     const { weights: place, savePoints: points, lossChunkTokens: chunk } = options;
     return {
       ...options,
       weights: place === "auto" ? weights : place,
       savePoints: points === "auto" ? savePoints : points,
       lossChunkTokens: chunk === "auto" ? lossChunkTokens : chunk,
+      algorithms: options.algorithms === "timed" ? algorithms : options.algorithms,
     };
   }
 

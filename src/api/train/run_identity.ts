@@ -10,7 +10,7 @@ import { type CheckpointState, type RunSettings, settingsOf } from "./checkpoint
 import { dataFingerprint, modelFingerprint } from "./fingerprint.ts";
 import type { ResolvedOptions } from "./options.ts";
 import { type RunData, stepCounts } from "./run_inputs.ts";
-import type { RunPlan } from "./run_plan.ts";
+import type { Session } from "./session.ts";
 
 /** Settings and data of a run. */
 export interface RunIdentity {
@@ -42,13 +42,17 @@ export async function identify(
 }
 
 /** What `"auto"` came to. */
-export function chosenBy(run: RunPlan, { kind, name }: DeviceInfo): CheckpointState["chosen"] {
+export function chosenBy(
+  { run, executor }: Session,
+  { kind, name }: DeviceInfo,
+): CheckpointState["chosen"] {
   return {
     device: String(name ?? kind),
     weights: run.spec.weights ?? "resident",
     savePoints: describePoints(run.savePoints),
     lossChunkTokens: run.spec.dims.lossChunkTokens,
     plan: planHash(run.plan),
+    algorithms: executor.algorithms,
   };
 }
 
@@ -61,5 +65,6 @@ export function changedChoices(
   const changed = names
     .filter((name) => run[name] !== checkpoint[name])
     .map((name) => `${name} is ${run[name]}, was ${checkpoint[name]}`);
+  if (run.algorithms !== checkpoint.algorithms) changed.push("algorithms of matrix products");
   return changed.length === 0 ? null : changed.join("; ");
 }
