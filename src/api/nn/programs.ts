@@ -243,7 +243,11 @@ function emitLoss(
 function trainProgram(parts: ModelParts, batch: BatchBlock, offloaded: OffloadedInput[]): Program {
   const { adapters, type, savePoints } = parts;
   const builder = new ProgramBuilder();
-  const mlpTiles = (layer: number) => (runsInTiles(savePoints, layer) ? batch.mlpTiles : null);
+  const { hiddenSize, intermediateSize } = parts.config;
+  const saved = 3 * intermediateSize * (1 - 1 / (batch.mlpTiles?.live.length ?? 1));
+  const last = Math.ceil(saved / hiddenSize);
+  const mlpTiles = (layer: number) =>
+    runsInTiles(savePoints, layer, last) ? batch.mlpTiles : null;
   const decoder = { ...parts, adapters: adapters.layers, mlpTiles };
   const x = emitDecoder(builder, decoder, batch, packedAttention(builder, batch, parts));
   const forward = [...builder.ops];

@@ -55,9 +55,15 @@ export function isOffloaded(points: SavePoints, layer: number): boolean {
   return points[layer] === "offload" && layer < points.length - 1;
 }
 
-/** Whether the MLP of a layer runs in tiles of rows. */
-export function runsInTiles(points: SavePoints, layer: number): boolean {
-  return points[layer] === "checkpoint" || points[layer] === "offload";
+/**
+ * Whether the MLP of a layer runs in tiles of rows. Below the last layers it need not: at their turn the layers above hold
+ * nothing yet, or nothing any more, and that room is there because the peak has it.
+ *
+ * @param last Layers whose inputs together are as large as what tiles save.
+ */
+export function runsInTiles(points: SavePoints, layer: number, last: number): boolean {
+  const policy = points[layer];
+  return policy === "offload" || (policy === "checkpoint" && layer >= points.length - last);
 }
 
 /**
