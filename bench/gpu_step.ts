@@ -37,7 +37,7 @@ for (const shape of shapesOf(device)) {
       planGiB: measured.planBytes / 2 ** 30,
       driverGiB: (measured.driverEnd ?? 0) / 2 ** 30,
       driverMoved: measured.driverMoved,
-      loss: measured.loss,
+      loss: measured.losses.at(-1) as number,
     };
     rows.push(row);
     console.log(

@@ -102,7 +102,8 @@ export interface Measured {
   readonly inputWaitSeconds: number;
   /** Of all steps together; null without a device profile. */
   readonly modelFlopUtilization: number | null;
-  readonly loss: number;
+  /** Of every step, the ones before those that are measured included. */
+  readonly losses: readonly number[];
 }
 
 /** What the driver may take beside the plan: graphs, rounding, and the workspace of the stream that computes. */
@@ -130,10 +131,11 @@ export async function measureRun(
     const onDevice: number[] = [];
     const waits: number[] = [];
     const driver: number[] = [];
-    let loss = Number.NaN;
+    const losses: number[] = [];
     for (let step = 0; step < warm + steps; step++) {
       const start = performance.now();
-      ({ loss } = await session.trainStep(documents, SETTINGS, documents));
+      const { loss } = await session.trainStep(documents, SETTINGS, documents);
+      losses.push(loss);
       if (step >= warm) {
         seconds.push((performance.now() - start) / 1000);
         onDevice.push(session.times.deviceSeconds);
@@ -155,7 +157,7 @@ export async function measureRun(
       deviceSeconds: middle(onDevice),
       inputWaitSeconds: Math.max(...waits),
       modelFlopUtilization: session.performance().modelFlopUtilization,
-      loss,
+      losses,
     };
   } finally {
     await session.dispose();

@@ -26,8 +26,9 @@ test(
     assert.equal(result.budgets.length, 3);
     for (const row of result.budgets) assert.ok(row.planBytes <= row.budgetBytes);
     for (const row of [...result.budgets, ...result.rungs]) {
-      assert.ok(row.predictedSeconds > 0 && row.seconds > 0 && Number.isFinite(row.loss));
+      assert.ok(row.predictedSeconds > 0 && row.seconds > 0 && Number.isFinite(row.losses[0]));
     }
+    assert.deepEqual(result.otherBits, []);
     assert.match(result.refusals[0], /does not fit the memory budget/);
     assert.match(stdout, /median error of predicted times/);
   },
@@ -59,7 +60,7 @@ test("bench/longest_context.ts runs the longest document that fits", SLOW, () =>
   // The same reservation on shorter documents.
   const short = bench("longest_context.ts", [...small, "--host", "4", "--max-seconds", "0"]);
   const [row] = short.result.rows;
-  assert.ok(row.tokens === withHost.tokens && Number.isFinite(row.measured.loss));
+  assert.ok(row.tokens === withHost.tokens && Number.isFinite(row.measured.losses[0]));
 });
 
 test(

@@ -41,6 +41,8 @@ const setup: ShapeSetup = {
   device: values.device as "cpu",
   policy: values.policy as SavePolicy,
   precision: values.precision as Precision,
+  // Where memory counts, logits are made in smaller chunks: beside the layer inputs they are the peak.
+  lossChunkTokens: values.policy === "checkpoint" ? 512 : 1024,
   scaler: values["initial-scale"] ? { initScale: Number(values["initial-scale"]) } : {},
 };
 await using opened = await commitShape(shapeSpec(about.shape, setup), setup);

@@ -127,7 +127,7 @@ static void run_open(lm_file_request *request) {
   atomic_store(&file->refs, 1);
   file->mode = request->mode;
   file->fd = file->direct_fd = -1;
-  file->path = memcpy(file + 1, request->path, path_bytes);
+  atomic_store(&file->path, memcpy(file + 1, request->path, path_bytes));
   if (open_file(request, file)) request->opened = file;
   else lm_file_unref(file);
 }
@@ -159,7 +159,7 @@ void lm_file_unref(lm_file *file) {
   const char *call;
   (void)close_file(file, &call);
   lm_file_ring *ring = file->ring;
-  if (file->path != (char *)(file + 1)) lm_heap_release(file->path);
+  if (file->path != (char *)(file + 1)) free(file->path);
   lm_heap_release(file);
   lm_ring_unref(ring);
 }
@@ -250,13 +250,14 @@ static void run_sync(lm_file_request *request) {
 static void run_publish(lm_file_request *request) {
   lm_file *file = request->file;
   const lm_file_calls *calls = file->ring->calls;
-  if (!file->made) {
+  if (!atomic_exchange(&file->made, false)) {
     lm_request_fail(request, LM_ERR_STATE, 0, 0, "lm_file_publish: the file was not made here, or is published: path=\"%s\"",
                     file->path);
     return;
   }
   char *path = strdup(request->path);
   if (!path) {
+    atomic_store(&file->made, true);
     lm_request_fail(request, LM_ERR_OUT_OF_MEMORY, 0, 0, "lm_file_publish: out of host memory");
     return;
   }
@@ -267,14 +268,13 @@ static void run_publish(lm_file_request *request) {
     call = "rename";
   }
   if (failed) {
+    atomic_store(&file->made, true);
     lm_request_fail_call(request, call, failed, file->path, 0);
     free(path);
     return;
   }
   /* It has its name, so it is no longer ours to remove, whether or not the folder can be synced. */
-  file->made = false;
-  if (file->path != (char *)(file + 1)) free(file->path);
-  file->path = path;
+  atomic_store(&file->path, path);
   (void)sync_folder(request, path);
 }
 

@@ -80,9 +80,9 @@ struct lm_file {
   bool tells_cached;      /* the page cache can be asked without waiting */
   int32_t mode;
   int32_t fd, direct_fd;  /* direct_fd is -1 without O_DIRECT */
-  bool made;              /* by us, and not published */
+  _Atomic bool made;      /* by us, and not published */
   _Atomic bool closed;
-  char *path;
+  char *_Atomic path;     /* lies behind the struct until the file is published, which happens once */
 };
 
 /* What a job does and what a transfer is. */
@@ -90,6 +90,8 @@ enum {
   LM_JOB_OPEN, LM_JOB_SYNC, LM_JOB_PUBLISH, LM_JOB_CLOSE, LM_JOB_REMOVE, LM_JOB_FOLDER, LM_JOB_DISK_FREE,
   LM_TRANSFER_READ, LM_TRANSFER_WRITE
 };
+
+#define LM_REQUEST_DROPPED INT32_MIN
 
 typedef struct lm_extent {
   uint64_t offset, bytes;
@@ -102,7 +104,6 @@ struct lm_file_request {
   lm_ctx *ctx;
   lm_file_ring *ring;   /* with a reference */
   lm_file *file;        /* with a reference until the end; NULL where there is none */
-  _Atomic int32_t refs; /* the user's handle, the ring until the end */
   int32_t kind, mode, flags;
   uint64_t argument;    /* bytes of LM_JOB_OPEN */
   lm_notice *notice;    /* NULL without a callback */
@@ -116,7 +117,9 @@ struct lm_file_request {
   bool checksums;
   _Atomic uint64_t moved;
   _Atomic bool cancelled, failed;
-  _Atomic int32_t status; /* LM_NOT_READY until everything below is final */
+  /* LM_NOT_READY until everything below is final; setting it is the last that the ring does with a request, so that whoever
+   * sees it can give everything back. LM_REQUEST_DROPPED: the user destroyed it before, and the ring frees it. */
+  _Atomic int32_t status;
 
   lm_file_request *next; /* under ring.mutex: */
   int32_t stream_status; /* of the stream that it came after */
@@ -144,7 +147,7 @@ uint64_t lm_clock_ns(void);
 
 /* file_request.c --------------------------------------------------------------------------------------------------- */
 
-/* lm_request_new: a request with both references and the references on ring and file; NULL with the failure reported.
+/* lm_request_new: a request with its references on ring and file; NULL with the failure reported.
  *   path   copied; NULL allowed
  *   extra  bytes of heap for extents and host memory */
 lm_file_request *lm_request_new(lm_file_ring *ring, lm_file *file, int32_t kind, const char *path, uint64_t extra,

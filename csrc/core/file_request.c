@@ -29,7 +29,6 @@ lm_file_request *lm_request_new(lm_file_ring *ring, lm_file *file, int32_t kind,
   request->ctx = ctx;
   request->ring = ring;
   request->kind = kind;
-  atomic_store(&request->refs, 2);
   atomic_store(&request->status, LM_NOT_READY);
   lm_ring_ref(ring);
   atomic_fetch_add(&ring->requests, 1);
@@ -50,8 +49,7 @@ static void let_go(lm_file_request *request) {
   atomic_fetch_sub(&request->ring->requests, 1);
 }
 
-static void request_unref(lm_file_request *request) {
-  if (atomic_fetch_sub_explicit(&request->refs, 1, memory_order_acq_rel) != 1) return;
+static void request_free(lm_file_request *request) {
   lm_file_ring *ring = request->ring;
   if (request->opened) lm_file_unref(request->opened);
   lm_heap_release(request);
@@ -61,8 +59,7 @@ static void request_unref(lm_file_request *request) {
 void lm_request_abandon(lm_file_request *request) {
   lm_notice_drop(request->notice);
   let_go(request);
-  atomic_store(&request->refs, 1);
-  request_unref(request);
+  request_free(request);
 }
 
 bool lm_request_stopped(lm_file_request *request) {
@@ -121,9 +118,9 @@ void lm_request_finish(lm_file_request *request) {
   pthread_mutex_unlock(&request->ring->mutex);
   let_go(request);
   lm_notice *notice = request->notice;
-  atomic_store(&request->status, status);
+  int32_t before = LM_NOT_READY;
+  if (!atomic_compare_exchange_strong(&request->status, &before, status)) request_free(request);
   if (notice) lm_notice_post(notice, status);
-  request_unref(request);
 }
 
 int32_t lm_file_request_query(lm_file_request *request) {
@@ -196,7 +193,7 @@ void lm_file_request_cancel(lm_file_request *request) {
 void lm_file_request_destroy(lm_file_request *request) {
   if (!request) return;
   lm_file_request_cancel(request);
-  request_unref(request);
+  if (atomic_exchange(&request->status, LM_REQUEST_DROPPED) != LM_NOT_READY) request_free(request);
 }
 
 /* Transfers -------------------------------------------------------------------------------------------------------- */

@@ -52,8 +52,8 @@ static void append(lm_file_ring *ring, lm_file_request *request) {
   ring->last = &request->next;
 }
 
-/* Requests take turns: the first that can go on gives a piece and goes to the end. Slots that are filled are written before
- * anything is read, else those who read would hold them up. Under the mutex. */
+/* Requests take turns: the first that can go on gives a piece and goes to the end. When it is a read's turn, slots that are
+ * filled are written first, else reads without end would hold them up. Under the mutex. */
 static work next_work(lm_file_ring *ring) {
   work next = {WORK_NONE, NULL, {0}};
   for (lm_file_request **link = &ring->first; *link;) {
@@ -68,6 +68,7 @@ static work next_work(lm_file_ring *ring) {
     bool reads = request->kind == LM_TRANSFER_READ;
     lm_slot *slot = reads && ring->filled.first ? NULL : ring->free.first;
     int cut = lm_request_stopped(request) ? 0 : lm_piece_cut(request, &next.piece, slot);
+    if (cut < 0 && reads && ring->filled.first) break; /* not on to those behind, who would fill more */
     if (cut < 0) {
       link = &request->next;
       continue;

@@ -1,10 +1,6 @@
 /* pool_pages.c: the pages behind the pool's blocks: where room is made, and where its memory comes from. */
 #include "pool.h"
 
-/* Moves per page that is held. A program whose steps fit only if pages go to and fro gets more memory after that, so that
- * every pool settles, and then makes no driver call and no wait. */
-#define MOVES 4
-
 static uint64_t page_up(uint64_t value) {
   return (value + LM_RANGE_PAGE - 1) & ~(LM_RANGE_PAGE - 1);
 }
@@ -193,7 +189,9 @@ lm_block *lm_pool_grow(lm_pool *pool, uint32_t owner, uint8_t zone, uint64_t byt
   if (!first || !take_place(pool, first, bytes, &place)) return NULL;
   uint64_t limit = pool->stats.limit;
   uint64_t room = limit ? page_up(limit) - pool->stats.reserved : UINT64_MAX;
-  bool settled = place.missing <= room && pool->moved > MOVES * pool->stats.reserved;
+  /* A program whose steps fit only if pages go to and fro gets more memory once as many have moved as there are, so that every
+   * pool settles, and then makes no driver call and no wait. */
+  bool settled = place.missing <= room && pool->moved >= pool->stats.reserved;
   /* A graph that is recorded now may use what was freed before. */
   bool movable = !settled && atomic_load(&pool->ctx->recordings) == 0;
   uint64_t found = movable ? find_pages(pool, owner, place.missing, NULL) : 0;
@@ -234,4 +232,5 @@ void lm_pool_shrink(lm_pool *pool) {
   if (find_pages(pool, LM_NOBODY, UINT64_MAX, &leavers) == 0) return;
   let_go(pool, &leavers, NULL);
   pool->stats.reserved -= leavers.bytes;
+  pool->moved = 0; /* what comes next may be of another kind */
 }

@@ -33,7 +33,7 @@ static void prepare(life *l) {
   l->stream = lm_stream_create(l->ctx, 0);
   l->device = lm_mem_reserve(l->ctx, 3 * BYTES);
   l->pinned = lm_pinned_create(l->ctx, 3 * BYTES, 0);
-  if (l->stream && l->device && l->pinned) l->ring = lm_file_ring_create(l->ctx, 8192, 3, 2);
+  if (l->stream && l->device && l->pinned) l->ring = lm_file_ring_create(l->ctx, 8192, 3, 1); /* one thread: the same calls every time */
   if (!l->ring) did(l, "prepare", lm_last_error(l->ctx, NULL, 0), NULL);
   for (uint64_t i = 0; l->ring && i < 3 * BYTES; i++) {
     l->device[i] = pattern(i);
@@ -131,8 +131,13 @@ static const char *live_again(const char *device, int32_t *error) {
   return step;
 }
 
-/* How many file calls a life makes. */
-static int calls_of_life(void) {
+/* The calls of a life, from the log of three. */
+typedef struct call {
+  char name[16];
+  bool may_fail; /* without harm: a look into the page cache */
+} call;
+
+static int calls_of_life(call *calls, int most) {
   char device[128];
   snprintf(device, sizeof device, "sim:file_log=%s", in_folder("log"));
   EXPECT(!live_again(device, NULL));
@@ -142,36 +147,46 @@ static int calls_of_life(void) {
   size_t cap = 0;
   while (getline(&line, &cap, log) > 0) {
     const char *data = strstr(line, "\"data\":");
+    if (count < most) {
+      sscanf(line, "{\"call\":\"%15[a-z]", calls[count].name);
+      calls[count].may_fail = strstr(line, "\"cachedOnly\":1") != NULL;
+    }
     count++;
     EXPECT(data && fseek(log, atol(data + 7), SEEK_CUR) == 0);
   }
   free(line);
   fclose(log);
+  EXPECT(count < most);
   return count / 3;
 }
 
 /* memory-io 46: DeepSpeed#1070, #1627, #2006: short or failed writes are noticed at the write. Mutants: put <= 0 taken for
  * success; the failure of fsync or close dropped; a slot not given back after a failure. */
 static void fails_at_every_file_call(void) {
-  const int count = calls_of_life();
-  EXPECT(count > 40);
+  static call calls[1000];
+  const int count = calls_of_life(calls, 1000);
   const int errors[] = {EIO, ENOSPC, EDQUOT, EACCES};
-  int failures = 0;
+  int closes = 0;
+  EXPECT(count > 40);
   for (int k = 1; k <= count; k++) {
     char device[64];
     int error = errors[k % 4];
     int32_t seen;
     snprintf(device, sizeof device, "sim:file_fail_at=%d,file_error=%d", k, error);
     const char *step = live_again(device, &seen);
-    if (step) EXPECT(seen == error);
-    failures += step != NULL;
+    bool close = strcmp(calls[k - 1].name, "close") == 0;
+    closes += close && step;
+    bool unseen = !step && !calls[k - 1].may_fail && !close;
+    if (unseen) fprintf(stderr, "  the failure of %s, call %d, was not reported\n", calls[k - 1].name, k);
+    EXPECT(!unseen && (!step || seen == error));
   }
-  EXPECT(failures >= 30); /* a look into the page cache may fail without harm */
+  EXPECT(closes == 2); /* those of the file; a folder that was synced may refuse to close */
 }
 
 /* Mutants: EINTR or a short count taken for a failure, or for the end. */
 static void goes_on_where_it_can(void) {
-  const int count = calls_of_life();
+  static call calls[1000];
+  const int count = calls_of_life(calls, 1000);
   char device[64];
   for (int k = 1; k <= count; k++) {
     int32_t seen;
@@ -188,15 +203,16 @@ static void goes_on_where_it_can(void) {
   }
 }
 
-/* A file that shrinks while it is read: the read ends with the place. Mutant: got == 0 goes round for ever. */
+/* A file that shrinks while it is read: the read ends with the place. Mutants: got == 0 goes round for ever; of the pieces that
+ * fail the quickest is reported. */
 static void ends_where_the_file_does(void) {
   lm_ctx *ctx = open_device("cpu");
   lm_file_ring *ring = lm_file_ring_create(ctx, 8192, 2, 2);
   uint8_t *memory = lm_mem_reserve(ctx, BYTES);
-  for (int32_t flags = 0; flags < 2; flags++) {
+  for (int32_t round = 0; round < 40; round++) {
     write_pattern(in_folder("shrinks"), BYTES);
     lm_file *file = NULL;
-    EXPECT(settle(ctx, lm_file_open(ring, in_folder("shrinks"), LM_FILE_READ, flags, 0, NULL, 0), NULL, &file) == LM_OK);
+    EXPECT(settle(ctx, lm_file_open(ring, in_folder("shrinks"), LM_FILE_READ, round & 1, 0, NULL, 0), NULL, &file) == LM_OK);
     EXPECT(truncate(in_folder("shrinks"), 20001) == 0);
     lm_file_extent extent = {3, BYTES - 3, memory};
     lm_file_request *request = lm_file_read(file, &extent, 1, 0, NULL, NULL, 0);
@@ -205,7 +221,7 @@ static void ends_where_the_file_does(void) {
     char text[512];
     lm_file_request_result(request, &result);
     EXPECT(lm_file_request_error(request, text, sizeof text) == LM_ERR_FILE && strstr(text, "ends too early"));
-    EXPECT(result.status == LM_ERR_FILE && result.error == 0 && result.offset >= 20001);
+    EXPECT(result.status == LM_ERR_FILE && result.error == 0 && result.offset == 20001);
     EXPECT(lm_file_request_checksums(request, memory) == LM_ERR_STATE);
     lm_file_request_destroy(request);
     extent.bytes = 20000 - 3;
@@ -241,6 +257,39 @@ static void copies_that_fail_later(void) {
   EXPECT(failures >= 10);
 }
 
+/* A write that fails leaves the old bytes or the new ones in the file, nothing else. Mutant: a slot that could not be filled is
+ * written. */
+static void no_foreign_bytes(void) {
+  int failures = 0;
+  for (int k = 1; k <= 60; k++) {
+    char device[64], error[512];
+    snprintf(device, sizeof device, "sim:fail_at=%d", k);
+    lm_ctx *ctx = lm_ctx_open(device, 1, error, sizeof error);
+    lm_file_ring *ring = ctx ? lm_file_ring_create(ctx, 8192, 3, 1) : NULL;
+    uint8_t *memory = ring ? lm_mem_reserve(ctx, BYTES) : NULL;
+    lm_file *file = NULL;
+    write_pattern(in_folder("update"), 2 * BYTES);
+    if (memory) settle(ctx, lm_file_open(ring, in_folder("update"), LM_FILE_UPDATE, 1, 0, NULL, 0), NULL, &file);
+    lm_file_extent extent = {BYTES, BYTES, memory};
+    /* The slots hold the pattern of the second half when the first is written. */
+    if (file && settle(ctx, lm_file_read(file, &extent, 1, 0, NULL, NULL, 0), NULL, NULL) == LM_OK) {
+      memset(memory, 0xee, BYTES);
+      extent.offset = 0;
+      failures += settle(ctx, lm_file_write(file, &extent, NULL, 1, 0, NULL, NULL, 0), NULL, NULL) != LM_OK;
+      uint8_t found[BYTES];
+      EXPECT(pread(file->fd, found, BYTES, 0) == (ssize_t)BYTES);
+      bool good = true;
+      for (uint64_t i = 0; i < BYTES; i++) good = good && (found[i] == 0xee || found[i] == pattern(i));
+      EXPECT(good);
+    }
+    lm_file_destroy(file);
+    if (memory) lm_mem_release(ctx, memory);
+    lm_file_ring_destroy(ring);
+    lm_ctx_destroy(ctx);
+  }
+  EXPECT(failures >= 4);
+}
+
 static void fails_at_every_allocation(void) {
   int failures = 0;
   char device[64];
@@ -254,12 +303,13 @@ static void fails_at_every_allocation(void) {
 }
 
 int main(void) {
-  make_test_folder();
+  make_test_folder(true);
   test("lm_file_*() failing at any file call report it once, with its errno", fails_at_every_file_call);
   test("lm_file_*() go on after interruptions, short counts and a refused O_DIRECT", goes_on_where_it_can);
   test("lm_file_read() of a file that shrinks says where it ends", ends_where_the_file_does);
   test("lm_file_*() failing at any call of the backend leave nothing behind", fails_at_every_backend_call);
   test("lm_file_*() outlive copies that fail on their stream", copies_that_fail_later);
+  test("lm_file_write() that fails puts no foreign bytes into the file", no_foreign_bytes);
   test("lm_file_*() failing at any heap allocation leave nothing behind", fails_at_every_allocation);
   remove_test_folder();
   return summary();

@@ -75,7 +75,7 @@ test("plan refuses a budget that nothing fits, and says what would help", async 
   const model = await configOnly(folder.path);
   const flags = ["--model", model, "--precision", "bf16", "--tokens-per-micro-batch", "4096"];
   for (const [budget, place, weights, ...help] of [
-    ["16GiB", "resident", "14.96 GiB", /tokensPerMicroBatch to \d+ or less/, /weights to "auto"/],
+    ["15.8GiB", "resident", "14.96 GiB", /tokensPerMicroBatch to \d+ or less/, /weights to "auto"/],
     [
       "8GiB",
       "resident",

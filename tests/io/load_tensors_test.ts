@@ -177,7 +177,7 @@ test("loadTensors() reads shards one after the other, each from its first byte t
     const placed = files.map((file) => place(device, file.tensors));
     // The order of the targets is not that of the files.
     const targets = placed.flatMap((at) => at.targets).reverse();
-    await loadTensors(ring, targets);
+    await loadTensors(ring, targets); // mutant: the first file alone is read
     for (const [index, at] of placed.entries()) {
       checkSlots(await contents(device, at.memory), raws[index] as Uint8Array, at.targets);
     }
@@ -243,7 +243,7 @@ test("loadTensors() follows symbolic links and needs no right to write", () =>
     await chmod(join(dir, "model"), 0o555);
     await using file = await openSafetensors(join(dir, "model"));
     const { memory, targets } = place(device, file.tensors);
-    await loadTensors(ring, targets);
+    await loadTensors(ring, targets); // mutant: lm_file_open with O_NOFOLLOW
     checkSlots(await contents(device, memory), raw, targets);
     memory.dispose();
     await chmod(join(dir, "model"), 0o755);
@@ -289,7 +289,8 @@ test("loadTensors() stops at its signal, and the ring goes on", () =>
     await writeFile(path, raw);
     await using file = await openSafetensors(path);
     const { memory, targets } = place(device, file.tensors);
-    await rejects(() => loadTensors(ring, targets, { signal: AbortSignal.abort() }), "CANCELLED");
+    const aborted = { signal: AbortSignal.abort() };
+    await rejects(() => loadTensors(ring, targets, aborted), "CANCELLED"); // mutant: no signal is passed on
     const controller = new AbortController();
     const cancelled = loadTensors(ring, targets, { signal: controller.signal });
     setTimeout(() => controller.abort(), 1);

@@ -7,7 +7,13 @@ import { Device, type DeviceOptions, type FileRing, LoramemError } from "../../s
 import { leakedHandles } from "../../src/ffi/handle.ts";
 import { runFile, SLOW, temporaryFolder } from "../ffi/support.ts";
 import { ROOT } from "../help.ts";
-import { descriptorsInto, type FileCall, pattern, readFileLog } from "./file_support.ts";
+import {
+  descriptorsInto,
+  type FileCall,
+  memoryFolder,
+  pattern,
+  readFileLog,
+} from "./file_support.ts";
 
 const BYTES = 50_001;
 const OLD = "what was there before";
@@ -88,7 +94,7 @@ test(
   "FileRing and DeviceFile failing at any file call report it once and go on",
   SLOW,
   async () => {
-    using folder = temporaryFolder();
+    using folder = memoryFolder();
     const log = join(folder.path, "log");
     assert.equal(await walk({ files: { log } }, join(folder.path, "run")), undefined);
     const calls = Math.ceil(readFileLog(log).length / 3);
@@ -117,7 +123,7 @@ test(
   "FileRing and DeviceFile failing at any call of the device leave nothing behind",
   SLOW,
   async () => {
-    using folder = temporaryFolder();
+    using folder = memoryFolder();
     let failures = 0;
     for (let failAt = 1, quiet = 0; quiet < 3; failAt++) {
       const failure = await walk({ failAt }, join(folder.path, "run"));
@@ -131,7 +137,7 @@ test(
 );
 
 test("FileRing and DeviceFile failing at any allocation leave nothing behind", SLOW, async () => {
-  using folder = temporaryFolder();
+  using folder = memoryFolder();
   let failures = 0;
   for (let heapFailAt = 1, quiet = 0; quiet < 4; heapFailAt++) {
     const failure = await walk({ heapFailAt }, join(folder.path, "run"));

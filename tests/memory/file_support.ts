@@ -1,5 +1,7 @@
 /** Helpers of the tests of device files. */
-import { readdirSync, readFileSync, readlinkSync } from "node:fs";
+import { existsSync, mkdtempSync, readdirSync, readFileSync, readlinkSync, rmSync } from "node:fs";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
 import { Device, type DeviceOptions, type FileRing, type PinnedBuffer } from "../../src/api/mod.ts";
 
 /** Byte at a place of a file; no short period. */
@@ -15,6 +17,13 @@ export function pattern(offset: number, bytes: number): Uint8Array<ArrayBuffer> 
 /** Writes the pattern of a file into page-locked memory. */
 export function fillPattern(host: PinnedBuffer, offset = 0): void {
   host.view(Uint8Array).set(pattern(offset, host.bytes));
+}
+
+/** A new folder in memory where there is such a place, for tests that sync very often; removed with the scope. */
+export function memoryFolder(): { readonly path: string } & Disposable {
+  const parent = existsSync("/dev/shm") ? "/dev/shm" : tmpdir();
+  const path = mkdtempSync(join(parent, "loramem-"));
+  return { path, [Symbol.dispose]: () => rmSync(path, { recursive: true }) };
 }
 
 /** A device with a small ring. */

@@ -30,7 +30,7 @@ test("FitSearch estimates bytes and seconds of every mix exactly, with resident 
     const search = searchOf(specOf(name, { tokensPerMicroBatch: 1536 }), { weights: null });
     const { candidates } = search;
     // Some of the thousands of mixes, and most of the small model.
-    const stride = name === "four layers" ? 3 : 1 + Math.floor(candidates.length / 18);
+    const stride = name === "four layers" ? 29 : 1 + Math.floor(candidates.length / 18);
     let above = 0;
     for (let index = 0; index < candidates.length; index += stride) {
       const candidate = candidates[index];
@@ -72,16 +72,16 @@ test("FitSearch.fit() takes the fastest combination that fits, to the byte", () 
   assert.equal(describePoints(search.fit(1000 * GIB).savePoints), "keep");
 });
 
-test("FitSearch.fit() plans Llama-3.1-8B at 24, 20 and 18 GiB and refuses 16 and 8 with what helps", () => {
+test("FitSearch.fit() plans Llama-3.1-8B at 24, 20, 18 and 16 GiB and refuses 15.8 and 8 with what helps", () => {
   const search = searchOf(specOf("Llama-3.1-8B", { tokensPerMicroBatch: 4096 }));
-  for (const budget of [24, 20, 18]) {
+  for (const budget of [24, 20, 18, 16]) {
     assert.ok(search.fit(budget * GIB).plan.deviceBytes <= budget * GIB);
   }
   const smallest = search.smallest.deviceBytes;
   assert.throws(
-    () => search.fit(16 * GIB),
+    () => search.fit(15.8 * GIB),
     refuses(
-      /16\.00 GiB given/,
+      /15\.80 GiB given/,
       new RegExp(`${smallest} bytes`),
       /weights 14\.96 GiB, trainable 720\.00 MiB, activations/,
       /set tokensPerMicroBatch to \d+ or less/,

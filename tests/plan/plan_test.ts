@@ -29,12 +29,13 @@ test("makePlan() lists at most 40 native calls per layer and step", () => {
   }
 });
 
-test("makePlan() meets the lower bound to 0.1 % on every program of real models", () => {
+test("makePlan() meets the lower bound on every program of real models", () => {
   for (const name of Object.keys(MODELS) as (keyof typeof MODELS)[]) {
     for (const policy of SAVE_POLICIES) {
       for (const planned of planModel(name, policy).plan.programs.values()) {
-        assert.ok(
-          planned.bytes <= planned.lowerBound * 1.001,
+        assert.equal(
+          planned.bytes,
+          planned.lowerBound,
           `${name} ${policy} ${planned.program.name}`,
         );
       }
@@ -67,7 +68,7 @@ test("verifyProgram() finds a value whose memory is taken while it is needed", (
   // The gate|up of layer 0 lives from forward to backward; put a short-lived value of layer 1 over it.
   const kept = buffers.find(({ tenants }) => tenants.some(({ value }) => value.role === "gateUp"));
   const guest = buffers.find(
-    ({ tenants }) => tenants[0]?.value.name === "mlp" && tenants[0].value.layer === 1,
+    ({ tenants }) => tenants[0]?.value.name === "qkv.linear" && tenants[0].value.layer === 1,
   );
   const [victim, intruder] = [kept?.tenants[0]?.value, guest?.tenants[0]?.value];
   assert.ok(victim !== undefined && intruder !== undefined);

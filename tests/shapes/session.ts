@@ -51,6 +51,8 @@ export interface ShapeSetup {
   readonly mode?: ExecutionMode;
   readonly scaler?: ScalerSettings;
   readonly programs?: readonly ProgramName[];
+  /** Default 1024. */
+  readonly lossChunkTokens?: number;
 }
 
 /** What a shape is planned from: r = 16 on all linears, bf16 weights. */
@@ -59,6 +61,7 @@ export function shapeSpec(name: ShapeName, setup: ShapeSetup): RunSpec {
   const dims = {
     tokensPerMicroBatch: documents * tokens,
     documentsPerMicroBatch: documents,
+    lossChunkTokens: setup.lossChunkTokens ?? 1024,
     prefillTokens: 0,
     contextTokens: 0,
   };

@@ -164,3 +164,36 @@ for (const device of KINDS) {
     assert.deepEqual(memory(), opened);
   });
 }
+
+for (const device of KINDS) {
+  test(`LoraTrainer resumes with the algorithms that were timed at first, on ${device}`, async () => {
+    // Mutant: they are timed again, and another choice rounds otherwise.
+    await using folder = await temporary();
+    const options = smallRun({ device, algorithms: "timed", runDir: folder.path, saveEvery: 2 });
+    let algorithms = "";
+    const whole = await traceRun(
+      { ...options, keepLast: 9 },
+      {
+        after: async (trainer) => {
+          algorithms = trainer.algorithms;
+          return false;
+        },
+      },
+    );
+    for (const step of [2, 4]) {
+      const resume = join(folder.path, `checkpoint-${step}.safetensors`);
+      const again = await traceRun(smallRun({ device, algorithms: "timed", resume }), {
+        after: async (trainer) => {
+          assert.equal(trainer.algorithms, algorithms);
+          return false;
+        },
+      });
+      assert.deepEqual(again.steps, whole.steps.slice(step));
+      assert.equal(again.adapter, whole.adapter);
+      assert.deepEqual(
+        again.notices.map(({ kind }) => kind),
+        ["resumed"],
+      );
+    }
+  });
+}

@@ -20,8 +20,8 @@ const CHOSEN = {
   weights: "resident",
   savePoints: "keep",
   lossChunkTokens: 32,
-  plan: "none",
   algorithms: "estimated",
+  plan: "none",
 } as const;
 
 /** A session, its ring and its checkpoints. */

@@ -39,9 +39,10 @@ class Arenas implements Disposable {
       const anyValue =
         plan.resident.find((value) => value.memory === memoryClass) ?? activationOf(session, name);
       const { buffer } = session.executor.locate(anyValue);
-      if (device.kind === "cpu" || memoryClass === "host") return hostView(buffer, Uint8Array);
+      if ("view" in buffer) return buffer.view(Uint8Array);
+      if (device.kind === "cpu") return hostView(buffer, Uint8Array);
       const host = device.createPinnedBuffer(buffer.bytes);
-      this.#copies.push({ device: buffer as DeviceBuffer, host });
+      this.#copies.push({ device: buffer, host });
       return host.view(Uint8Array);
     };
     this.memory = Object.fromEntries(CLASSES.map((c) => [c, view(c)])) as typeof this.memory;

@@ -24,6 +24,8 @@ export interface Work {
   readonly unit: "matrix" | "attention" | "memory";
   /** Element type of the operands. */
   readonly type: DType;
+  /** Whether the forward pass has done it before. */
+  readonly again?: boolean;
 }
 
 /** Rows of a value that hold tokens. */

@@ -393,5 +393,7 @@ export function createDeviceFile(
     destroy: native().fn.lm_file_destroy,
   };
   noteMade(ring.device, cell);
-  return new DeviceFile(ring, files, cell, path, result);
+  const file = new DeviceFile(ring, files, cell, path, result);
+  files.add(file); // here, so that a ring that is disposed meanwhile closes it
+  return file;
 }

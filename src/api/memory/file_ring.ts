@@ -134,13 +134,11 @@ export class FileRing extends NativeObject implements AsyncDisposable {
     const flags = direct === "never" ? 1 : 0;
     const submit: Submit = (callback, tag) =>
       fn.lm_file_open(pointerOf(this), text, MODES[mode], flags, BigInt(bytes), callback, tag);
-    const file = await this.#run(
+    return this.#run(
       runRequest(this.device, op, path, submit, (request, result) =>
         createDeviceFile(this, this.#files, path, fn.lm_file_request_file(request) as Ptr, result),
       ),
     );
-    this.#files.add(file);
-    return file;
   }
 
   /**

@@ -15,7 +15,12 @@ import {
 } from "../graph/ops/lora_linear_group.ts";
 import { norm } from "../graph/ops/norm.ts";
 import { rope } from "../graph/ops/rope.ts";
-import { type MlpTiles, tiledMlp, tileScratch } from "../graph/ops/tiled_mlp.ts";
+import {
+  type MlpTiles,
+  type TiledMlpAttributes,
+  tiledMlp,
+  tileScratch,
+} from "../graph/ops/tiled_mlp.ts";
 import type { ProgramBuilder } from "../graph/program.ts";
 import { type DType, makeValue, type SaveRole, type Value } from "../graph/value.ts";
 import type { LayerAdapters } from "./adapters.ts";
@@ -30,6 +35,10 @@ export interface DecoderInput {
   readonly positions: Value;
   /** [1] i32: rows that hold tokens */
   readonly live: Value;
+  /** Tiles of the MLP; null = all rows at once. */
+  readonly mlpTiles: MlpTiles | null;
+  /** Whether a layer keeps values of a role for backward; only asked where its MLP runs in tiles. */
+  readonly keeps?: (layer: number, role: SaveRole) => boolean;
 }
 
 /** The parts of a decoder. */
@@ -40,8 +49,6 @@ export interface Decoder {
   readonly adapters: readonly LayerAdapters[] | null;
   /** Element type of the activations. */
   readonly type: DType;
-  /** Tiles of the MLP of a layer; null, also by default, = the whole of it at once. */
-  readonly mlpTiles?: (layer: number) => MlpTiles | null;
 }
 
 /** Emits attention over the rotated q|k|v rows [T, (Hq + 2 Hk) D] of a layer; gives o [T, Hq D]. */
@@ -50,8 +57,8 @@ export type EmitAttention = (qkv: Value, layer: number, shape: AttentionShape) =
 /** Emits the decoder; gives the normed hidden state [T, C]. */
 export function emitDecoder(
   builder: ProgramBuilder,
-  { config, weights, adapters, type, mlpTiles }: Decoder,
-  { ids, positions, live }: DecoderInput,
+  { config, weights, adapters, type }: Decoder,
+  { ids, positions, live, mlpTiles, keeps }: DecoderInput,
   emitAttention: EmitAttention,
 ): Value {
   const rows = ids.shape[0] as number;
@@ -110,10 +117,10 @@ export function emitDecoder(
     const o = emitAttention(qkv, index, shape);
     const mid = linear("midResidual", o, layer.o, layer.oBias, lora?.o ?? null, x, "midResidual");
     const n2 = normed("postNorm", mid, layer.postNorm);
-    const tiles = mlpTiles?.(index) ?? null;
     const next = inputOf(index + 1);
-    if (tiles !== null) {
-      emitTiledMlp(builder, next, n2, mid, layer, lora, tiles);
+    if (mlpTiles !== null) {
+      const kept = (role: SaveRole) => keeps?.(index, role) ?? false;
+      emitTiledMlp(builder, { y: next, x: n2, residual: mid, layer, lora, tiles: mlpTiles }, kept);
       x = next;
       return;
     }
@@ -139,20 +146,29 @@ export function emitDecoder(
 /** The MLP of a layer in tiles. */
 function emitTiledMlp(
   builder: ProgramBuilder,
-  y: Value,
-  x: Value,
-  residual: Value,
-  layer: LayerWeights,
-  lora: LayerAdapters | null,
-  tiles: MlpTiles,
+  {
+    layer,
+    lora,
+    ...rows
+  }: Pick<TiledMlpAttributes, "y" | "x" | "residual" | "tiles"> & {
+    readonly layer: LayerWeights;
+    readonly lora: LayerAdapters | null;
+  },
+  keeps: (role: SaveRole) => boolean,
 ): void {
   const gateUp = { w: layer.gateUp, bias: layer.gateUpBias, lora: lora?.gateUp ?? null };
   const down = { w: layer.down, bias: layer.downBias, lora: lora?.down ?? null };
-  const rows = x.shape[0] as number;
-  const s =
-    down.lora === null
-      ? null
-      : builder.value("hidden.s", x.dtype, [rows, totalRank(down.lora)], "mlpLoraDown");
-  const scratch = tileScratch(x, gateUp, tiles);
-  builder.emit(tiledMlp, { y, s, x, residual, gateUp, down, tiles, scratch });
+  const whole = (name: string, columns: number, role: SaveRole) => {
+    const { dtype, shape } = rows.x;
+    return builder.value(name, dtype, [shape[0] as number, columns], role);
+  };
+  const ofLora = (name: string, group: LoraGroup | null, role: SaveRole) =>
+    group === null ? null : whole(name, totalRank(group), role);
+  const s = ofLora("hidden.s", down.lora, "mlpLoraDown");
+  const kept = {
+    gu: keeps("gateUp") ? whole("gateUp", layer.gateUp.shape[0] as number, "gateUp") : null,
+    sGateUp: keeps("loraDown") ? ofLora("gateUp.s", gateUp.lora, "loraDown") : null,
+  };
+  const scratch = tileScratch({ ...rows, gateUp }, kept);
+  builder.emit(tiledMlp, { ...rows, ...kept, s, gateUp, down, scratch });
 }

@@ -13,12 +13,13 @@ import {
   DTYPES,
   type DType,
   makeValue,
+  type SaveRole,
   type Value,
   type ValueOptions,
   viewOf,
 } from "../graph/value.ts";
 import { type OffloadedInput, weaveTransfers } from "../graph/weave.ts";
-import { isKept, isOffloaded, runsInTiles, type SavePoints } from "../plan/save_points.ts";
+import { isKept, isOffloaded, keepsRole, type SavePoints } from "../plan/save_points.ts";
 import type { Adapters } from "./adapters.ts";
 import type { ModelConfig } from "./config.ts";
 import { type EmitAttention, emitDecoder } from "./llama.ts";
@@ -31,7 +32,7 @@ export interface StepDims {
   readonly documentsPerMicroBatch: number;
   /** Rows of logits that exist at a time. */
   readonly lossChunkTokens: number;
-  /** Rows of the MLP that exist at a time in layers that are checkpointed; by default as many as {@linkcode mlpTileTokens}. */
+  /** Rows of the MLP that are computed at a time; by default as many as {@linkcode mlpTileTokens}. */
   readonly mlpTileTokens?: number;
   /** Rows of a prefill; longer prompts go through in several. 0 = the plan has no generation. */
   readonly prefillTokens: number;
@@ -243,13 +244,10 @@ function emitLoss(
 function trainProgram(parts: ModelParts, batch: BatchBlock, offloaded: OffloadedInput[]): Program {
   const { adapters, type, savePoints } = parts;
   const builder = new ProgramBuilder();
-  const { hiddenSize, intermediateSize } = parts.config;
-  const saved = 3 * intermediateSize * (1 - 1 / (batch.mlpTiles?.live.length ?? 1));
-  const last = Math.ceil(saved / hiddenSize);
-  const mlpTiles = (layer: number) =>
-    runsInTiles(savePoints, layer, last) ? batch.mlpTiles : null;
-  const decoder = { ...parts, adapters: adapters.layers, mlpTiles };
-  const x = emitDecoder(builder, decoder, batch, packedAttention(builder, batch, parts));
+  const decoder = { ...parts, adapters: adapters.layers };
+  const keeps = (layer: number, role: SaveRole) => keepsRole(savePoints, layer, role);
+  const input = { ...batch, keeps };
+  const x = emitDecoder(builder, decoder, input, packedAttention(builder, batch, parts));
   const forward = [...builder.ops];
   const dx = makeValue("d(finalNorm)", type, x.shape);
   builder.emit(fillZero, { y: dx });
@@ -347,7 +345,12 @@ function makeGeneration(parts: ModelParts, incoming: Value): Generation {
     block: { block, live, past, last, token, ids: window("ids"), positions: window("positions") },
     program(name, rows) {
       const builder = new ProgramBuilder();
-      const input = { ids: window("ids", rows), positions: window("positions", rows), live };
+      const input = {
+        ids: window("ids", rows),
+        positions: window("positions", rows),
+        live,
+        mlpTiles: null,
+      };
       const x = emitDecoder(
         builder,
         { ...parts, adapters: adapters.layers },

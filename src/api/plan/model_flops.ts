@@ -18,7 +18,7 @@ export function modelFlops(train: Program, tokens: number): (load: Load) => numb
   const count = (load: Load) =>
     ops
       .flatMap(({ kind, attributes }) => kind.cost(attributes, load))
-      .reduce((sum, { flops }) => sum + flops, 0);
+      .reduce((sum, { flops, again }) => (again === true ? sum : sum + flops), 0);
   const perToken = count({ ...none, tokens }) / tokens;
   const perLabel = count({ ...none, labelled: tokens }) / tokens;
   const perPair = count({ ...none, pairs: 1 });

@@ -45,15 +45,16 @@ const LINK = 25e9;
 /** The profiles that come with loramem. */
 export const PROFILES: readonly DeviceProfile[] = [
   {
-    // Measured: bf16 products 730-790 TFLOP/s on random data, copies 4.15 TB/s, FlashAttention-2-style kernels 196 / 160
-    // and cuDNN 319 / 264 TFLOP/s forward / backward at head size 64; context 527 MiB, cuBLASLt 4 MiB, graphs 4 MiB.
-    // The link is what PCIe 5 with 16 lanes leaves to large copies.
+    // Products, bandwidth and launch fitted to the measured steps of three models under every policy, budgets among them
+    // (bench/results/budget_runs.json): products alone reach 730-790 TFLOP/s on random data; copies reach 4.15 TB/s, the
+    // norms, activations, adapters and losses of a step together less than half of that. Attention at head sizes 64 to 128.
+    // Context 527 MiB, cuBLASLt 4 MiB, graphs 4 MiB. The link is what PCIe 5 with 16 lanes leaves to large copies.
     name: "h200",
     title: "NVIDIA H200 (measured)",
     peak: { single: 67e12, half: 989e12 },
-    matrix: { single: 40e12, half: 690e12 },
+    matrix: { single: 40e12, half: 740e12 },
     attention: { single: 15e12, half: 250e12 },
-    bandwidth: 4.15e12,
+    bandwidth: 1.85e12,
     link: 55e9,
     launch: 4e-6,
     memory: 139 * GIB,

@@ -47,23 +47,17 @@ const KEPT: Readonly<Record<SavePolicy, ReadonlySet<SaveRole>>> = {
 export function isKept(points: SavePoints, value: Value): boolean {
   if (value.role === null || value.layer === null) return false;
   if (value.role === "layerInput" && isOffloaded(points, value.layer)) return false;
-  return KEPT[points[value.layer] as SavePolicy].has(value.role);
+  return keepsRole(points, value.layer, value.role);
+}
+
+/** Whether the policy of a layer names a role. */
+export function keepsRole(points: SavePoints, layer: number, role: SaveRole): boolean {
+  return KEPT[points[layer] as SavePolicy].has(role);
 }
 
 /** Whether the input of a layer waits on the host. */
 export function isOffloaded(points: SavePoints, layer: number): boolean {
   return points[layer] === "offload" && layer < points.length - 1;
-}
-
-/**
- * Whether the MLP of a layer runs in tiles of rows. Below the last layers it need not: at their turn the layers above hold
- * nothing yet, or nothing any more, and that room is there because the peak has it.
- *
- * @param last Layers whose inputs together are as large as what tiles save.
- */
-export function runsInTiles(points: SavePoints, layer: number, last: number): boolean {
-  const policy = points[layer];
-  return policy === "offload" || (policy === "checkpoint" && layer >= points.length - last);
 }
 
 /**

@@ -124,9 +124,11 @@ export function forecastStep(
         clock.copy(to, bytesOf(from), directionOf({ to, from }));
       }
       if ("awaited" in call) clock.await(call.awaited);
-      const seconds = opSeconds(op, profile, step.load);
-      clock.run(seconds);
-      phases[op.phase] += times * seconds;
+      for (const work of op.kind.cost(op.attributes, step.load)) {
+        const seconds = workSeconds(work, profile);
+        clock.run(seconds);
+        phases[work.again === true ? "recompute" : op.phase] += times * seconds;
+      }
     }
     phases.waiting += times * clock.waiting;
   }

@@ -2,7 +2,8 @@
 import { DTYPES } from "../graph/value.ts";
 import { attentionBackward, attentionForward } from "../kernels/attention.ts";
 import { scale } from "../kernels/elementwise.ts";
-import { loraLinearForward } from "../kernels/linear.ts";
+import { loraDown, loraLinearForward } from "../kernels/linear.ts";
+import { gluForward } from "../kernels/rows.ts";
 import type { Device, DeviceBuffer, PinnedBuffer, Stream } from "../memory/mod.ts";
 import type { DeviceProfile, Rates } from "../plan/profiles.ts";
 
@@ -13,21 +14,25 @@ interface Sizes {
   readonly half: readonly [number, number, number];
   /** Tokens of attention, one document of 16 query and 8 key-value heads. */
   readonly tokens: Readonly<Record<keyof Rates, number>>;
-  /** Bytes of a copy. */
-  readonly copy: number;
+  /** Rows of the kernels that memory limits. */
+  readonly rows: number;
+  /** Bytes of memory that all of it needs. */
+  readonly bytes: number;
 }
 
 const ON_GPU: Sizes = {
   single: [4096, 4096, 4096],
   half: [8192, 8192, 4096],
   tokens: { single: 2048, half: 8192 },
-  copy: 1 << 30,
+  rows: 8192,
+  bytes: 512 << 20,
 };
 const ON_CPU: Sizes = {
   single: [256, 1024, 512],
   half: [256, 1024, 512],
   tokens: { single: 256, half: 256 },
-  copy: 32 << 20,
+  rows: 512,
+  bytes: 32 << 20,
 };
 
 /** Repeats are timed in batches of about so many seconds. The fastest counts: other programs only slow down. */
@@ -36,6 +41,9 @@ const SECONDS = 0.05;
 
 /** Kernels that are recorded to time a launch. */
 const LAUNCHES = 1000;
+
+/** Rank of the adapters. */
+const RANK = 16;
 
 const HEADS = { heads: 16, kvHeads: 8 };
 /** Head sizes of common models; the time for both counts. */
@@ -48,7 +56,7 @@ const HOST_BYTES = 16 << 20;
  *
  * @param base Name, data-sheet figures and memory of the result.
  * @returns The profile.
- * @throws {LoramemError} OUT_OF_MEMORY where the device has no room for some hundred MiB (CPU) or 2 GiB (GPU).
+ * @throws {LoramemError} OUT_OF_MEMORY where the device has no room for 32 MiB (CPU) or 512 MiB (GPU).
  */
 export async function calibrate(device: Device, base: DeviceProfile): Promise<DeviceProfile> {
   await using bench = new Bench(device);
@@ -73,7 +81,7 @@ class Bench implements AsyncDisposable {
     using undo = new DisposableStack();
     this.#device = device;
     this.#sizes = device.kind.startsWith("cuda") ? ON_GPU : ON_CPU;
-    this.#memory = undo.use(device.createBuffer(2 * this.#sizes.copy, { label: "calibration" }));
+    this.#memory = undo.use(device.createBuffer(this.#sizes.bytes, { label: "calibration" }));
     this.#host = undo.use(device.createPinnedBuffer(HOST_BYTES, { label: "calibration" }));
     this.#stream = device.createStream();
     undo.move();
@@ -137,13 +145,24 @@ class Bench implements AsyncDisposable {
     return flops / seconds;
   }
 
-  /** Bytes per second of a copy inside the device, read and written together. */
+  /**
+   * Bytes per second, read and written together, of kernels that memory limits, as a step has them: SwiGLU and the product
+   * with the A matrices of adapters. A bare copy is faster.
+   */
   async bandwidth(): Promise<number> {
-    const { copy: bytes } = this.#sizes;
-    const seconds = await this.#time((stream) =>
-      stream.copy(this.#memory, this.#memory, { bytes, dstOffset: bytes }),
-    );
-    return (2 * bytes) / seconds;
+    await this.#fillRandom("bf16");
+    const [rows, width] = [this.#sizes.rows, 4096];
+    const row = width * DTYPES.bf16.bytes;
+    const x = this.#memory.as("bf16", [rows, 2 * width]);
+    const y = this.#memory.as("bf16", [rows, width], { offset: 2 * rows * row });
+    const a = this.#memory.as("bf16", [RANK, width], { offset: 3 * rows * row });
+    const s = this.#memory.as("bf16", [rows, RANK], { offset: 3 * rows * row + RANK * row });
+    const group = [{ out: width, rank: RANK }];
+    const seconds = await this.#time((stream) => {
+      gluForward(y, x, { stream });
+      loraDown(s, y, a, group, { stream });
+    });
+    return (4 * rows * row) / seconds;
   }
 
   /** Bytes per second from and to page-locked host memory, the slower way. */

@@ -2,7 +2,7 @@
 import { dirname, resolve } from "node:path";
 import { LoramemError } from "../../ffi/error.ts";
 import { listCheckpoints } from "../io/checkpoint.ts";
-import type { Device, FileRing } from "../memory/mod.ts";
+import type { FileRing } from "../memory/mod.ts";
 import { type CheckpointState, plainOptions } from "./checkpoint_state.ts";
 import { type CheckpointPolicy, Checkpoints } from "./checkpoints.ts";
 import type { NoticeListener } from "./notice.ts";
@@ -26,7 +26,6 @@ export function checkRunDir({ runDir, saveEvery, resume }: ResolvedOptions): voi
 
 /** Checkpoints that are to be read and written. */
 export class CheckpointSetup {
-  readonly #device: Device;
   readonly #ring: FileRing;
   readonly #options: ResolvedOptions;
   readonly #identity: RunIdentity;
@@ -34,14 +33,12 @@ export class CheckpointSetup {
   readonly #notice: NoticeListener;
 
   private constructor(
-    device: Device,
     ring: FileRing,
     options: ResolvedOptions,
     identity: RunIdentity,
     resume: Resume | null,
     notice: NoticeListener,
   ) {
-    this.#device = device;
     this.#ring = ring;
     this.#options = options;
     this.#identity = identity;
@@ -56,7 +53,6 @@ export class CheckpointSetup {
    * elsewhere would write among the checkpoints of an earlier one; BAD_FILE where none is whole; IO.
    */
   static async prepare(
-    device: Device,
     ring: FileRing,
     options: ResolvedOptions,
     identity: RunIdentity,
@@ -72,7 +68,7 @@ export class CheckpointSetup {
       const message = `resume: the folder holds no checkpoint: ${resume}: check the path`;
       throw new LoramemError("BAD_FILE", message, { file: resume });
     }
-    return new CheckpointSetup(device, ring, options, identity, found, notice);
+    return new CheckpointSetup(ring, options, identity, found, notice);
   }
 
   /** Options to plan with; what a checkpoint had chosen is chosen again. */
@@ -85,7 +81,7 @@ export class CheckpointSetup {
     if (this.#resume === null) return null;
     const file = await this.#resume.load(session, this.#ring);
     const { state } = this.#resume;
-    const changed = changedChoices(chosenBy(session, this.#device.info()), state.chosen);
+    const changed = changedChoices(chosenBy(session), state.chosen);
     if (changed !== null) {
       const message = `Not planned as for the checkpoint, which may round otherwise: ${changed}`;
       this.#notice({ kind: "planChanged", file, message });
@@ -100,7 +96,7 @@ export class CheckpointSetup {
     const policy: CheckpointPolicy = { dir, saveEvery, keepLast };
     const facts = {
       settings: this.#identity.settings,
-      chosen: chosenBy(session, this.#device.info()),
+      chosen: chosenBy(session),
       options: plainOptions(this.#options),
     };
     const about = { facts, evalData: this.#identity.evalData, notice: this.#notice };

@@ -25,8 +25,8 @@ const schema = z.strictObject({
     weights: z.enum(WEIGHT_PLACES),
     savePoints: z.string(),
     lossChunkTokens: count(),
-    plan: z.string(),
     algorithms: z.string(),
+    plan: z.string(),
   }),
   /** The lowest evaluation loss so far, the step after which it was measured, and the data that it was measured on. */
   best: z.strictObject({ step: count(), loss: z.number(), data: z.string() }).nullable(),
@@ -114,7 +114,7 @@ export function differences(run: RunSettings, checkpoint: RunSettings): string |
 }
 
 /** A value of a file that nobody vouches for, short enough for a message. */
-function clip(value: string | number | boolean): string {
+export function clip(value: string | number | boolean): string {
   const text = String(value);
   return text.length > CLIPPED ? `${text.slice(0, CLIPPED)}...` : text;
 }

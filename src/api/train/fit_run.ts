@@ -22,6 +22,7 @@ import type { DeviceProfile } from "../plan/profiles.ts";
 import { formatBytes } from "../plan/report.ts";
 import {
   arrange,
+  countPolicies,
   describePoints,
   isOffloaded,
   type SavePoints,
@@ -295,22 +296,14 @@ function mixesOf({ config: { layers } }: RunSpec, { savePoints }: FitOptions): S
 
 /** The leanest combination within the host budget, or else beyond it, found without trying all of them. */
 function leanest(spec: RunSpec, options: FitOptions): Candidate {
-  const { layers } = spec.config;
   // The smallest chunk and the leanest policies are the leanest.
   const lossChunkTokens = options.lossChunkTokens ?? (LOSS_CHUNKS.at(-1) as number);
-  const lean = [
-    uniform("offload", layers),
-    uniform("checkpoint", layers),
-    // The last layer has nothing to compute again where it keeps everything.
-    ...(layers < 2
-      ? []
-      : [
-          arrange({ keep: 1, checkpoint: layers - 1 }),
-          arrange({ keep: 1, checkpoint: 1, offload: layers - 2 }),
-        ]),
-  ];
-  const mixes = options.savePoints === null ? lean : [options.savePoints];
-  const found = new FitSearch(spec, { ...options, lossChunkTokens }, mixes).candidates;
+  // Host memory may be too little for the inputs of all layers; the last layer computes nothing again where it keeps all.
+  const lean = mixesOf(spec, options).filter((points) => {
+    const { keep, dropMlp } = countPolicies(points);
+    return options.savePoints !== null || (keep <= 1 && dropMlp === 0);
+  });
+  const found = new FitSearch(spec, { ...options, lossChunkTokens }, lean).candidates;
   return leanestOf(found, options.hostBudget ?? Number.POSITIVE_INFINITY);
 }
 

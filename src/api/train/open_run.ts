@@ -67,7 +67,6 @@ export async function openRun(raw: unknown, how: OpenOptions): Promise<OpenedRun
   const setup =
     saves || options.resume !== undefined
       ? await CheckpointSetup.prepare(
-          device,
           ring,
           options,
           await identify(options, config, files, targets, precision, tokensPerMicroBatch, read),
@@ -101,7 +100,7 @@ export async function openRun(raw: unknown, how: OpenOptions): Promise<OpenedRun
     budgetBytes(options.memoryBudget),
     () => freeBytes(device.info()),
     (budget) => search.fit(budget),
-    (run) => Session.commit(device, run, options.execution, scalerOf(options), options.algorithms),
+    (run) => Session.commit(device, run, options.execution, scalerOf(options), planned.algorithms),
   );
   undo.defer(() => session.dispose());
   await loadWeights(session.executor, session.run, files, ring, how);

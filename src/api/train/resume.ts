@@ -70,16 +70,16 @@ export class Resume {
     return this.#found.state;
   }
 
-  /** The options of the run, with what its checkpoint had chosen in place of `"auto"`: another choice may round otherwise. */
+  /** The options of the run, with what its checkpoint had chosen in place of `"auto"` and `"timed"`: another choice may round otherwise. */
   planned(options: ResolvedOptions): ResolvedOptions {
     const { weights, savePoints, lossChunkTokens, algorithms } = this.state.chosen;
     const { weights: place, savePoints: points, lossChunkTokens: chunk } = options;
     return {
       ...options,
+      algorithms: options.algorithms === "timed" ? algorithms : options.algorithms,
       weights: place === "auto" ? weights : place,
       savePoints: points === "auto" ? savePoints : points,
       lossChunkTokens: chunk === "auto" ? lossChunkTokens : chunk,
-      algorithms: options.algorithms === "timed" ? algorithms : options.algorithms,
     };
   }
 

@@ -1,12 +1,11 @@
 /** What a run is, for its checkpoints: the settings that its bits depend on, and what its plan had chosen. */
 import type { Precision } from "../amp/precision.ts";
 import type { TensorFile } from "../io/safetensors.ts";
-import type { DeviceInfo } from "../memory/mod.ts";
 import type { ModelConfig } from "../nn/config.ts";
 import type { LoraTarget } from "../nn/lora_config.ts";
 import { planHash } from "../plan/hash.ts";
 import { describePoints } from "../plan/save_points.ts";
-import { type CheckpointState, type RunSettings, settingsOf } from "./checkpoint_state.ts";
+import { type CheckpointState, clip, type RunSettings, settingsOf } from "./checkpoint_state.ts";
 import { dataFingerprint, modelFingerprint } from "./fingerprint.ts";
 import type { ResolvedOptions } from "./options.ts";
 import { type RunData, stepCounts } from "./run_inputs.ts";
@@ -41,18 +40,16 @@ export async function identify(
   return { settings, evalData: evalData === null ? "" : dataFingerprint(evalData.documents) };
 }
 
-/** What `"auto"` came to. */
-export function chosenBy(
-  { run, executor }: Session,
-  { kind, name }: DeviceInfo,
-): CheckpointState["chosen"] {
+/** What `"auto"` and timing came to. */
+export function chosenBy({ run, executor }: Session): CheckpointState["chosen"] {
+  const { kind, name } = executor.device.info();
   return {
     device: String(name ?? kind),
     weights: run.spec.weights ?? "resident",
     savePoints: describePoints(run.savePoints),
     lossChunkTokens: run.spec.dims.lossChunkTokens,
-    plan: planHash(run.plan),
     algorithms: executor.algorithms,
+    plan: planHash(run.plan),
   };
 }
 
@@ -61,10 +58,9 @@ export function changedChoices(
   run: CheckpointState["chosen"],
   checkpoint: CheckpointState["chosen"],
 ): string | null {
-  const names = ["device", "weights", "savePoints", "lossChunkTokens", "plan"] as const;
+  const names = Object.keys(run) as (keyof typeof run)[];
   const changed = names
     .filter((name) => run[name] !== checkpoint[name])
-    .map((name) => `${name} is ${run[name]}, was ${checkpoint[name]}`);
-  if (run.algorithms !== checkpoint.algorithms) changed.push("algorithms of matrix products");
+    .map((name) => `${name} is ${clip(run[name])}, was ${clip(checkpoint[name])}`);
   return changed.length === 0 ? null : changed.join("; ");
 }

@@ -134,8 +134,9 @@ export function planRun(
     copy: like(`snapshot.${value.name}`, value, "host"),
   }));
   const copies = snapshot.map(({ copy }) => copy);
-  const host = [...blocks, staging.transfer, ...set.offloaded, ...copies];
-  const resident = [...weights.values, ...adapters.values, ...host];
+  const host = [...blocks, staging.transfer, ...set.offloaded];
+  // Copies of the state first: on a page border, as in the file, they are written without a detour.
+  const resident = [...copies, ...weights.values, ...adapters.values, ...host];
   const plan = makePlan({
     programs: set.programs,
     resident: resident.filter((value) => value !== null),

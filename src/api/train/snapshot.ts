@@ -76,10 +76,10 @@ export class Snapshot {
     this.#session.holdUpdate(this.#copied);
   }
 
-  /** Waits for the copy under way and gives stream and events back. */
+  /** Waits for the copy under way and gives stream and events back. A copy that failed has failed its checkpoint. */
   async dispose(): Promise<void> {
     this.#updated.dispose();
     this.#copied.dispose();
-    await this.stream[Symbol.asyncDispose]();
+    await this.stream.dispose().catch(() => undefined);
   }
 }

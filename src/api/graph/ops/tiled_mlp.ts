@@ -1,7 +1,7 @@
 /**
  * The gated MLP of a layer, computed a tile of rows after the other: gate|up and h, by far the widest values of a layer, exist
- * for one tile only. Rows do not depend on each other, so forward has the same bits as the separate ops. Backward computes
- * gate|up of a tile again and leaves it at once; sums over tokens (dA, dB) are added up tile by tile.
+ * for one tile only, unless gate|up is kept. Otherwise backward computes that of a tile again and leaves it at once. Sums over
+ * tokens (dA, dB) are added up tile by tile, so their last bits follow the tiles; these are the same under every policy.
  *
  *     forward    s = n A^T;  gu = n Wgu^T + s B^T;  h = silu(g) * u;  s' = h A'^T;  y = residual + h Wd^T + s' B'^T
  *     backward   gu again;  dh = dy Wd + ds' A';  dgu and h from gu and dh;  dA' += ds'^T h;  dn = dgu Wgu + ds A
@@ -38,6 +38,9 @@ export interface TiledMlpAttributes {
   readonly y: Value;
   /** [T, R] h A'^T, which backward needs; null without an adapter. */
   readonly s: Value | null;
+  /** [T, 2 I] gate|up and [T, R] x A^T where they are kept for backward; null = of one tile at a time. */
+  readonly gu: Value | null;
+  readonly sGateUp: Value | null;
   /** [T, C] the normed input */
   readonly x: Value;
   /** [T, C] */
@@ -50,23 +53,29 @@ export interface TiledMlpAttributes {
 
 /** Values of one tile. */
 interface TileScratch {
-  /** [rows, 2 I] */
-  readonly gu: Value;
+  /** [rows, 2 I]; null where gate|up is kept. */
+  readonly gu: Value | null;
   /** [rows, I] */
   readonly h: Value;
-  /** [rows, R] */
+  /** [rows, R]; null where it is kept or there is no adapter. */
   readonly s: Value | null;
 }
 
-/** Scratch for the tiles of x. */
-export function tileScratch(x: Value, gateUp: MlpLinear, { rows }: MlpTiles): TileScratch {
+/** Scratch for the tiles of x, of what is not kept. */
+export function tileScratch(
+  { x, gateUp, tiles: { rows } }: Pick<TiledMlpAttributes, "x" | "gateUp" | "tiles">,
+  { gu, sGateUp }: Pick<TiledMlpAttributes, "gu" | "sGateUp">,
+): TileScratch {
   const width = gateUp.w.shape[0] as number;
   const make = (name: string, columns: number) =>
     makeValue(name, x.dtype, [rows, columns], { layer: x.layer });
   return {
-    gu: make("gateUp.tile", width),
+    gu: gu === null ? make("gateUp.tile", width) : null,
     h: make("mlp.tile", width / 2),
-    s: gateUp.lora === null ? null : make("gateUp.s.tile", totalRank(gateUp.lora)),
+    s:
+      gateUp.lora === null || sGateUp !== null
+        ? null
+        : make("gateUp.s.tile", totalRank(gateUp.lora)),
   };
 }
 
@@ -76,21 +85,33 @@ interface Step {
   readonly cost: (load: Load) => readonly Work[];
 }
 
-function step<A>(kind: OpKind<A>, attributes: A, first: number, rows: number): Step {
-  return {
-    call: kind.bind(attributes) as KernelCall,
-    cost: (load) => kind.cost(attributes, { ...load, tokens: clamp(load.tokens - first, 0, rows) }),
+function step<A>(
+  kind: OpKind<A>,
+  attributes: A,
+  first: number,
+  rows: number,
+  again: boolean,
+): Step {
+  const cost = (load: Load) => {
+    const tokens = clamp(load.tokens - first, 0, rows);
+    const works = kind.cost(attributes, { ...load, tokens });
+    return again ? works.map((work) => ({ ...work, again })) : works;
   };
+  return { call: kind.bind(attributes) as KernelCall, cost };
 }
 
 const clamp = (x: number, low: number, high: number) => Math.max(low, Math.min(high, x));
+
+type Run = <A>(kind: OpKind<A>, attributes: A) => void;
 
 /** Calls `each` with the first row, the rows and a window for every tile. */
 function tilesOf(
   x: Value,
   { rows, live }: MlpTiles,
   each: (tile: {
-    readonly run: <A>(kind: OpKind<A>, attributes: A) => void;
+    readonly run: Run;
+    /** Like `run`, for what forward has computed already. */
+    readonly again: Run;
     /** The tile's rows of a value of T rows. */
     readonly of: (value: Value) => Value;
     /** As many rows of a value of one tile. */
@@ -105,7 +126,8 @@ function tilesOf(
     const window = (value: Value, row: number) =>
       viewOf(value, value.name, [count, value.shape[1] as number], row * value.pitch);
     each({
-      run: (kind, attributes) => steps.push(step(kind, attributes, first, count)),
+      run: (kind, attributes) => steps.push(step(kind, attributes, first, count, false)),
+      again: (kind, attributes) => steps.push(step(kind, attributes, first, count, true)),
       of: (value) => window(value, first),
       part: (value) => window(value, 0),
       live: tileLive,
@@ -115,30 +137,29 @@ function tilesOf(
 }
 
 function forwardSteps(attributes: TiledMlpAttributes): Step[] {
-  const { y, s, x, residual, gateUp, down, tiles, scratch } = attributes;
+  const { y, s, sGateUp, x, residual, gateUp, down, tiles, scratch } = attributes;
   return tilesOf(x, tiles, ({ run, of, part, live }) => {
-    const [gu, h] = [part(scratch.gu), part(scratch.h)];
-    emitGateUp(run, { gu, x: of(x), s: scratch.s && part(scratch.s), gateUp, live });
+    const gu = attributes.gu === null ? part(scratch.gu as Value) : of(attributes.gu);
+    const h = part(scratch.h);
+    const ofGateUp = sGateUp === null ? scratch.s && part(scratch.s) : of(sGateUp);
+    const own = emitDown(run, of(x), ofGateUp, gateUp, live);
+    run(loraLinearGroup, { ...gateUp, y: gu, x: of(x), residual: null, s: own, live });
     run(glu, { h, gu, live });
-    const own = s === null ? null : of(s);
-    if (down.lora !== null && own !== null) run(loraDown, { s: own, x: h, lora: down.lora, live });
-    run(loraLinearGroup, { ...down, y: of(y), x: h, residual: of(residual), s: own, live });
+    const rows = emitDown(run, h, s && of(s), down, live);
+    run(loraLinearGroup, { ...down, y: of(y), x: h, residual: of(residual), s: rows, live });
   });
 }
 
-function emitGateUp(
-  run: <A>(kind: OpKind<A>, attributes: A) => void,
-  {
-    gu,
-    x,
-    s,
-    gateUp,
-    live,
-  }: { gu: Value; x: Value; s: Value | null; gateUp: MlpLinear; live: Value },
-): void {
-  const { lora } = gateUp;
+/** s = x A^T of a linear, if it has an adapter; gives s. */
+function emitDown(
+  run: Run,
+  x: Value,
+  s: Value | null,
+  { lora }: MlpLinear,
+  live: Value,
+): Value | null {
   if (lora !== null && s !== null) run(loraDown, { s, x, lora, live });
-  run(loraLinearGroup, { ...gateUp, y: gu, x, residual: null, s, live });
+  return s;
 }
 
 const weightsOf = ({ w, bias, lora }: MlpLinear): Value[] =>
@@ -151,15 +172,15 @@ const present = (values: readonly (Value | null)[]): Value[] =>
 
 export const tiledMlp: OpKind<TiledMlpAttributes> = {
   name: "tiledMlp",
-  uses: ({ y, s, x, residual, gateUp, down, tiles, scratch }) => ({
+  uses: ({ y, s, gu, sGateUp, x, residual, gateUp, down, tiles, scratch }) => ({
     reads: [x, residual, ...weightsOf(gateUp), ...weightsOf(down), ...tiles.live],
-    writes: present([y, s]),
+    writes: present([y, s, gu, sGateUp]),
     scratch: present([scratch.gu, scratch.h, scratch.s]),
     inPlace: [[y, residual]],
   }),
   cost: (attributes, load) => forwardSteps(attributes).flatMap(({ cost }) => cost(load)),
   bind: (attributes) => forwardSteps(attributes).map(({ call }) => call),
-  backward({ y, s, x, residual, gateUp, down, tiles }, walk) {
+  backward({ y, s, gu, sGateUp, x, residual, gateUp, down, tiles }, walk) {
     const dy = walk.gradient(y) as Value;
     walk.contribute(residual, dy);
     const { lora } = gateUp;
@@ -169,7 +190,7 @@ export const tiledMlp: OpKind<TiledMlpAttributes> = {
       lora === null
         ? null
         : makeValue("d(gateUp.s)", "f32", [rowsOf(x), totalRank(lora)], { layer: x.layer });
-    const scratch = tileScratch(x, gateUp, tiles);
+    const scratch = tileScratch({ x, gateUp, tiles }, { gu, sGateUp });
     const dsDown =
       down.lora === null
         ? null
@@ -179,6 +200,8 @@ export const tiledMlp: OpKind<TiledMlpAttributes> = {
       ds,
       dy,
       s: s === null ? null : walk.need(s),
+      gu,
+      sGateUp,
       x: walk.need(x),
       gateUp,
       down,
@@ -198,6 +221,9 @@ interface TiledMlpBackwardAttributes {
   readonly ds: Value | null;
   readonly dy: Value;
   readonly s: Value | null;
+  /** Where they were kept; the gradient of gate|up takes its place. */
+  readonly gu: Value | null;
+  readonly sGateUp: Value | null;
   readonly x: Value;
   readonly gateUp: MlpLinear;
   readonly down: MlpLinear;
@@ -207,10 +233,16 @@ interface TiledMlpBackwardAttributes {
 }
 
 function backwardSteps(attributes: TiledMlpBackwardAttributes): Step[] {
-  const { dx, ds, dy, s, x, gateUp, down, tiles, scratch } = attributes;
-  return tilesOf(x, tiles, ({ run, of, part, live }) => {
-    const [gu, h, own] = [part(scratch.gu), part(scratch.h), scratch.s && part(scratch.s)];
-    emitGateUp(run, { gu, x: of(x), s: own, gateUp, live });
+  const { dx, ds, dy, s, sGateUp, x, gateUp, down, tiles, scratch } = attributes;
+  return tilesOf(x, tiles, ({ run, again, of, part, live }) => {
+    const gu = attributes.gu === null ? part(scratch.gu as Value) : of(attributes.gu);
+    const h = part(scratch.h);
+    const own =
+      sGateUp === null
+        ? emitDown(again, of(x), scratch.s && part(scratch.s), gateUp, live)
+        : of(sGateUp);
+    if (attributes.gu === null)
+      again(loraLinearGroup, { ...gateUp, y: gu, x: of(x), residual: null, s: own, live });
     const dsDown = scratch.ds && part(scratch.ds);
     const adapter =
       down.lora === null || s === null || dsDown === null
@@ -238,10 +270,20 @@ const gradientsOf = (lora: LoraGroup | null): (Value | null)[] =>
 
 const tiledMlpBackward: OpKind<TiledMlpBackwardAttributes> = {
   name: "tiledMlpBackward",
-  uses: ({ dx, ds, dy, s, x, gateUp, down, tiles, scratch }) => ({
-    reads: present([dy, s, x, ...weightsOf(gateUp), ...weightsOf(down), ...tiles.live]),
+  uses: ({ dx, ds, dy, s, gu, sGateUp, x, gateUp, down, tiles, scratch }) => ({
+    reads: present([
+      dy,
+      s,
+      gu,
+      sGateUp,
+      x,
+      ...weightsOf(gateUp),
+      ...weightsOf(down),
+      ...tiles.live,
+    ]),
     writes: present([dx, ds]),
     updates: present([
+      gu,
       down.lora?.gradA ?? null,
       ...gradientsOf(down.lora),
       ...gradientsOf(gateUp.lora),
