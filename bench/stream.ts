@@ -79,13 +79,13 @@ for (const shape of shapes) {
     hostBytes: run.plan.classes.host,
     predictedSeconds: run.plan.forecast?.seconds ?? Number.NaN,
     linkSeconds: copiedBytes(run) / link,
-    sameLoss: shape === smallest ? measured.loss === resident.loss : null,
+    sameLoss: shape === smallest ? measured.losses.at(-1) === resident.losses.at(-1) : null,
     ...measured,
   });
 }
 console.log(
   `host to device ${(link / 1e9).toFixed(1)} GB/s; ${smallest[0]}, ${smallest[2]} tokens, resident: ` +
-    `${Math.round(resident.tokensPerSecond)} tokens/s, loss ${resident.loss}`,
+    `${Math.round(resident.tokensPerSecond)} tokens/s, loss ${resident.losses.at(-1)}`,
 );
 printTable(
   [
