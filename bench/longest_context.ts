@@ -39,7 +39,7 @@ const GIB = 2 ** 30;
 const SHORT = 4096;
 const MOST_DOCUMENTS = 512;
 /** Longer than any document here. */
-const LIMIT = 1 << 21;
+const LIMIT = 1 << 20;
 const PROGRAMS: readonly ProgramName[] = ["train", "optimizer"];
 const MODELS: Readonly<Record<string, ModelName>> = {
   "1B": "Llama-3.2-1B",

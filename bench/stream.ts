@@ -79,7 +79,7 @@ for (const shape of shapes) {
     hostBytes: run.plan.classes.host,
     predictedSeconds: run.plan.forecast?.seconds ?? Number.NaN,
     linkSeconds: copiedBytes(run) / link,
-    sameLoss: shape === smallest ? measured.losses.at(-1) === resident.losses.at(-1) : null,
+    sameLoss: shape === smallest ? String(measured.losses) === String(resident.losses) : null,
     ...measured,
   });
 }

@@ -21,7 +21,12 @@ test(
   "bench/budget_runs.ts puts predictions beside measurements, and keeps the refusals",
   SLOW,
   () => {
-    const { result, stdout } = bench("budget_runs.ts", ["--steps", "1"]);
+    const { result, stdout } = bench("budget_runs.ts", [
+      "--steps",
+      "1",
+      "--algorithms",
+      "estimated",
+    ]);
     assert.equal(result.rungs.length, 4);
     assert.equal(result.budgets.length, 3);
     for (const row of result.budgets) assert.ok(row.planBytes <= row.budgetBytes);

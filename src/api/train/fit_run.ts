@@ -298,10 +298,10 @@ function mixesOf({ config: { layers } }: RunSpec, { savePoints }: FitOptions): S
 function leanest(spec: RunSpec, options: FitOptions): Candidate {
   // The smallest chunk and the leanest policies are the leanest.
   const lossChunkTokens = options.lossChunkTokens ?? (LOSS_CHUNKS.at(-1) as number);
-  // Host memory may be too little for the inputs of all layers; the last layer computes nothing again where it keeps all.
+  // Host memory may be too little for the inputs of all layers; the last layer computes less again where it keeps more.
   const lean = mixesOf(spec, options).filter((points) => {
     const { keep, dropMlp } = countPolicies(points);
-    return options.savePoints !== null || (keep <= 1 && dropMlp === 0);
+    return options.savePoints !== null || keep + dropMlp <= 1;
   });
   const found = new FitSearch(spec, { ...options, lossChunkTokens }, lean).candidates;
   return leanestOf(found, options.hostBudget ?? Number.POSITIVE_INFINITY);
