@@ -103,11 +103,11 @@ function counters(session: Session): Readonly<Record<string, number>> {
 }
 
 /**
- * What a GPU may leave a part of. The gradient of s = scale x A^T is planned in fp32, as it is stored on the CPU; a GPU keeps
- * it in 16 bits where it computes in them, with lines padded to whole 16-byte words, which the fp32 room always holds. The
- * ordered sums of attention have room for any documents that T holds, and use what those at hand need.
+ * What a GPU need not use to its end in 16-bit precision. The gradient of s = scale x A^T is planned in fp32, as it is
+ * stored on the CPU, and kept in 16 bits with lines padded to whole 16-byte words, which the fp32 room always holds. The
+ * ordered sums of attention have a turn for every block of rows of the worst division into documents.
  */
-function isNarrower({ executor, run }: Session, { name }: Value): boolean {
+function isUpperBound({ executor, run }: Session, { name }: Value): boolean {
   const sixteenBits = executor.device.kind !== "cpu" && run.spec.precision !== "fp32";
   return sixteenBits && /^(d\(.*\.s\)|dqSums)$/.test(name);
 }
@@ -144,7 +144,7 @@ async function proveTouched(session: Session, documents: readonly Document[]): P
     const loose = planned.buffers.flatMap(({ tenants }) => {
       const values = tenants
         .map(({ value }): Value => value)
-        .filter((value) => report.writable.has(value) && !isNarrower(session, value));
+        .filter((value) => report.writable.has(value) && !isUpperBound(session, value));
       const used = values.length === 0 || values.some((value) => report.full.has(value));
       return used ? [] : values.map(({ name }) => name).join(" over ");
     });
