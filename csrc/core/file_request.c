@@ -110,7 +110,11 @@ void lm_request_finish(lm_file_request *request) {
     int32_t status = ctx->api->stream_wait(ctx->backend, copies.stream->handle, copies.mark);
     lm_stream_unref(copies.stream);
     request->copies.stream = NULL;
-    if (status < 0) lm_request_fail(request, status, 0, 0, "the copies to the device failed: %s", lm_status_text(status));
+    if (status < 0) {
+      char text[LM_ERROR_TEXT_MAX]; /* the backend has said what to do */
+      (void)lm_last_error(ctx, text, sizeof text);
+      lm_request_fail(request, status, 0, 0, "%s", text);
+    }
   }
   pthread_mutex_lock(&request->ring->mutex);
   if (request->started) request->result.seconds = (double)(lm_clock_ns() - request->started) * 1e-9;
