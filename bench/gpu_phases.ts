@@ -35,7 +35,7 @@ interface Activity {
 
 /** Phases by what their kernels are called; matrix products are told apart by what stands around them. */
 const NAMES: readonly (readonly [phase: string, name: RegExp])[] = [
-  ["attention forward", /attention_forward|attention_run/],
+  ["attention forward", /attention_(hopper_)?forward|attention_run/],
   ["attention backward", /attention/],
   ["loss", /loss_|labelled/],
   ["optimizer", /adamw|norm_partial|grad_norm|norm_of|scaler|square/],

@@ -166,7 +166,7 @@ export async function measureRun(
 
 /** Takes what is free beyond `limit` bytes and the margin. */
 function takeRest(device: Device, limit: number, workspace: number): DeviceBuffer | null {
-  const rest = Number(device.info().memoryFree) - limit - MARGIN - (workspace || 0);
+  const rest = Math.floor(Number(device.info().memoryFree) - limit - MARGIN - (workspace || 0));
   return rest > 0 ? device.createBuffer(rest, { label: "not for the run" }) : null;
 }
 

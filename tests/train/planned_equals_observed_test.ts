@@ -103,12 +103,13 @@ function counters(session: Session): Readonly<Record<string, number>> {
 }
 
 /**
- * The gradient of s = scale x A^T is planned in fp32, as it is stored on the CPU. A GPU keeps it in 16 bits where it
- * computes in them, with lines padded to whole 16-byte words, which the fp32 room always holds.
+ * What a GPU may leave a part of. The gradient of s = scale x A^T is planned in fp32, as it is stored on the CPU; a GPU keeps
+ * it in 16 bits where it computes in them, with lines padded to whole 16-byte words, which the fp32 room always holds. The
+ * ordered sums of attention have room for any documents that T holds, and use what those at hand need.
  */
 function isNarrower({ executor, run }: Session, { name }: Value): boolean {
   const sixteenBits = executor.device.kind !== "cpu" && run.spec.precision !== "fp32";
-  return sixteenBits && /^d\(.*\.s\)$/.test(name);
+  return sixteenBits && /^(d\(.*\.s\)|dqSums)$/.test(name);
 }
 
 /** Proof (a): every op touches declared memory only, and the highest byte touched is the planned peak. */

@@ -122,10 +122,15 @@ function makeBlock<N extends string>(name: string, sizes: Readonly<Record<N, num
 /** Bytes of gate, up and h of one tile: enough rows to fill a large GPU, little against what else a layer needs. */
 const MLP_TILE_BYTES = 128 << 20;
 
-/** Rows of a tile of the MLP: what `dims` says, or a power of two. */
+/** Most tiles of the MLP: a graph of more would take more memory than smaller tiles save. */
+const MOST_MLP_TILES = 32;
+
+/** Rows of a tile of the MLP: what `dims` says, or a power of two; more where there would be too many tiles. */
 function mlpTileTokens({ config, dims, type }: ModelParts): number {
   const row = 3 * config.intermediateSize * DTYPES[type].bytes;
-  return dims.mlpTileTokens ?? 2 ** Math.max(7, Math.floor(Math.log2(MLP_TILE_BYTES / row)));
+  const rows = 2 ** Math.max(7, Math.floor(Math.log2(MLP_TILE_BYTES / row)));
+  const least = Math.ceil(dims.tokensPerMicroBatch / MOST_MLP_TILES / 128) * 128;
+  return dims.mlpTileTokens ?? Math.max(rows, least);
 }
 
 /** Builds the programs named in `names`. */
