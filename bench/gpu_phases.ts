@@ -47,7 +47,7 @@ const NAMES: readonly (readonly [phase: string, name: RegExp])[] = [
 function phasesOf(step: readonly Activity[]): string[] {
   const firstHead = step.findIndex(({ name }) => name.includes("gather_labelled"));
   let head = false;
-  return step.map(({ kind, name }, index) => {
+  return step.map(({ kind, name, start, end }, index) => {
     if (name.includes("gather_labelled")) head = true;
     if (name.includes("scatter_labelled")) head = false;
     if (kind !== "kernel") return "copies and fills";
@@ -55,13 +55,14 @@ function phasesOf(step: readonly Activity[]): string[] {
     const known = NAMES.find(([, pattern]) => pattern.test(name));
     if (!own && known !== undefined) return known[0];
     if (head) return "head";
-    // A LoRA term that makes a way of its own stands right before the library's product.
+    // A LoRA term that makes a way of its own stands right before the library's product, and is short beside it.
     const next = step[index + 1];
     const library = (other: Activity | undefined) =>
       other !== undefined &&
       !other.name.includes("hopper_product") &&
       !NAMES.some(([, pattern]) => pattern.test(other.name));
-    if (own && library(next)) return "LoRA";
+    const short = next !== undefined && end - start < (next.end - next.start) / 3;
+    if (own && library(next) && short) return "LoRA";
     return index < firstHead ? "GEMM forward" : "GEMM backward";
   });
 }
