@@ -3,7 +3,8 @@
  *
  *   kernel|memcpy|memset  start  end  name      (nanoseconds of the device's clock; memcpy: kind of copy)
  *
- * Works for graph replays too: every node is recorded. Records are written as they come, and what is left at exit. */
+ * Works for graph replays too: every node is recorded. A thread asks for what is complete a few times a second: CUPTI itself hands
+ * over full buffers only, and at exit it may be too late. */
 #define _GNU_SOURCE
 #include <cupti.h>
 #include <dlfcn.h>
@@ -11,8 +12,9 @@
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <unistd.h>
 
-enum { BUFFER_BYTES = 8 << 20, FLUSH_MS = 50 };
+enum { BUFFER_BYTES = 1 << 20, FLUSH_MICROSECONDS = 100000 };
 
 static CUptiResult (*next_record)(uint8_t *, size_t, CUpti_Activity **);
 static CUptiResult (*flush_all)(uint32_t);
@@ -54,6 +56,14 @@ static void CUPTIAPI take_buffer(CUcontext context, uint32_t stream, uint8_t *bu
 
 static void at_exit(void) { flush_all(1); }
 
+static void *flush_main(void *arg) {
+  for (;;) {
+    usleep(FLUSH_MICROSECONDS);
+    flush_all(0);
+  }
+  return arg;
+}
+
 static void *open_cupti(void) {
   static const char *const patterns[] = {"/usr/local/cuda*/lib64/libcupti.so.13", "/usr/local/cuda*/lib/libcupti.so.13",
                                          "/usr/local/cuda*/extras/CUPTI/lib64/libcupti.so.13",
@@ -80,21 +90,21 @@ __attribute__((visibility("default"))) int InitializeInjection(void) {
   }
   CUptiResult (*callbacks)(CUpti_BuffersCallbackRequestFunc, CUpti_BuffersCallbackCompleteFunc);
   CUptiResult (*enable)(CUpti_ActivityKind);
-  CUptiResult (*period)(uint32_t);
   *(void **)&callbacks = dlsym(library, "cuptiActivityRegisterCallbacks");
   *(void **)&enable = dlsym(library, "cuptiActivityEnable");
-  *(void **)&period = dlsym(library, "cuptiActivityFlushPeriod");
   *(void **)&next_record = dlsym(library, "cuptiActivityGetNextRecord");
   *(void **)&flush_all = dlsym(library, "cuptiActivityFlushAll");
   out = fopen(path, "w");
-  if (!out || !callbacks || !enable || !period || !next_record || !flush_all) {
+  if (!out || !callbacks || !enable || !next_record || !flush_all) {
     fprintf(stderr, "activity: %s cannot be written, or libcupti.so.13 lacks a function\n", path);
     return 1;
   }
   const CUptiResult results[] = {callbacks(give_buffer, take_buffer), enable(CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL),
-                                 enable(CUPTI_ACTIVITY_KIND_MEMCPY), enable(CUPTI_ACTIVITY_KIND_MEMSET), period(FLUSH_MS)};
+                                 enable(CUPTI_ACTIVITY_KIND_MEMCPY), enable(CUPTI_ACTIVITY_KIND_MEMSET)};
   for (size_t i = 0; i < sizeof results / sizeof *results; i++)
     if (results[i] != CUPTI_SUCCESS) fprintf(stderr, "activity: CUPTI refuses call %zu: error %d\n", i, (int)results[i]);
+  pthread_t thread;
+  if (pthread_create(&thread, NULL, flush_main, NULL) == 0) pthread_detach(thread);
   atexit(at_exit);
   return 1;
 }

@@ -142,7 +142,7 @@ async function runSteps(shape: Shape, policy: SavePolicy): Promise<void> {
   const run = planRun({ ...spec, dims: { ...spec.dims, lossChunkTokens } }, policy);
   const how = { device: DEVICE, warm: WARM, steps: STEPS } as const;
   const { seconds } = await measureRun(run, shapeDocuments(shape), how);
-  await new Promise((resolve) => setTimeout(resolve, 500)); // CUPTI hands over what it has every 50 ms
+  await new Promise((resolve) => setTimeout(resolve, 500)); // the recorder asks for the last records
   console.log(JSON.stringify({ median: seconds * 1000 }));
 }
 

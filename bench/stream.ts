@@ -79,10 +79,7 @@ for (const shape of shapes) {
     hostBytes: run.plan.classes.host,
     predictedSeconds: run.plan.forecast?.seconds ?? Number.NaN,
     linkSeconds: copiedBytes(run) / link,
-    sameLoss:
-      shape === smallest
-        ? measured.losses.every((loss, step) => loss === resident.losses[step])
-        : null,
+    sameLoss: shape === smallest ? String(measured.losses) === String(resident.losses) : null,
     ...measured,
   });
 }

@@ -84,10 +84,10 @@ typedef struct lm_backend_api {
   void *(*mem_reserve)(lm_backend *backend, uint64_t bytes);
   void (*mem_release)(lm_backend *backend, void *memory, uint64_t bytes);
   /* A range: addresses of device memory without memory behind them, LM_RANGE_PAGE-aligned; bytes are multiples of it. Reserve
-   * writes how many it took: several times the memory of the device, so that no search for a place ends for want of
-   * addresses; it fails with LM_ERR_UNSUPPORTED where the device cannot do this. Commit puts memory, content undefined, behind
-   * pages that have none: all of them or none. Decommit takes it away from pages that no stream uses any more. Release is
-   * called when no page has memory. */
+   * writes how many it took, an even number of pages: several times the memory of the device where the system allows, so that
+   * no search for a place ends for want of addresses; it fails with LM_ERR_UNSUPPORTED where the device cannot do this. Commit
+   * puts memory, content undefined, behind pages that have none: all of them or none. Decommit takes it away from pages that no
+   * stream uses any more. Release is called when no page has memory. */
   void *(*range_reserve)(lm_backend *backend, uint64_t *bytes);
   int32_t (*range_commit)(lm_backend *backend, void *memory, uint64_t bytes);
   void (*range_decommit)(lm_backend *backend, void *memory, uint64_t bytes);

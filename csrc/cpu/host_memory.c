@@ -171,17 +171,23 @@ void lm_host_memory_give(void *memory, uint64_t bytes) {
 #define UNBACKED (MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE)
 
 void *lm_host_range_reserve(const lm_host *host, uint64_t *bytes) {
-  *bytes = (look().total / LM_RANGE_PAGE + 1) * LM_RANGE_PAGE * 8;
-  uint64_t size = *bytes + LM_RANGE_PAGE;
-  uint8_t *raw = mmap(NULL, size, PROT_NONE, UNBACKED, -1, 0);
-  if (raw == MAP_FAILED) {
-    refused(host, LM_ERR_OUT_OF_MEMORY, "lm_pool_alloc", size, *bytes, errno);
-    return NULL;
+  int error = ENOMEM;
+  *bytes = 0;
+  /* Addresses cost nothing; a process that may have only so many gets as many as it may. */
+  for (uint64_t pages = look().total / LM_RANGE_PAGE * 8; pages >= 32; pages /= 2) {
+    *bytes = (pages & ~UINT64_C(1)) * LM_RANGE_PAGE;
+    uint8_t *raw = mmap(NULL, *bytes + LM_RANGE_PAGE, PROT_NONE, UNBACKED, -1, 0);
+    if (raw == MAP_FAILED) {
+      error = errno;
+      continue;
+    }
+    uint64_t before = -(uintptr_t)raw & (LM_RANGE_PAGE - 1);
+    if (before) munmap(raw, before);
+    munmap(raw + before + *bytes, LM_RANGE_PAGE - before);
+    return raw + before;
   }
-  uint64_t before = -(uintptr_t)raw & (LM_RANGE_PAGE - 1);
-  if (before) munmap(raw, before);
-  munmap(raw + before + *bytes, LM_RANGE_PAGE - before);
-  return raw + before;
+  refused(host, LM_ERR_OUT_OF_MEMORY, "lm_pool_create", *bytes, lm_host_memory_available(), error);
+  return NULL;
 }
 
 int32_t lm_host_range_commit(const lm_host *host, void *memory, uint64_t bytes) {

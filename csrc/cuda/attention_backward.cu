@@ -59,9 +59,8 @@ static cudaError_t launch_delta(const lm_attention &a, const void *o, const void
 
 /* A number of blocks that is a fraction of what the device holds at a time leaves it idle while the longest ones end: then the
  * query heads of a key-value head are shared by several. */
-static int32_t choose_slices(const lm_cuda *cuda, const lm_attention &a, int32_t keys, int32_t resident) {
-  const int64_t blocks = lm_ceil_div(a.rows, keys) * (a.heads / a.group);
-  const int64_t wanted = lm_ceil_div(2 * (int64_t)cuda->sm_count * resident, blocks);
+static int32_t choose_slices(const lm_attention &a, int32_t keys, int64_t wanted_blocks) {
+  const int64_t blocks = lm_ceil_div(a.rows, keys) * (a.heads / a.group), wanted = lm_ceil_div(wanted_blocks, blocks);
   const int32_t heads = (int32_t)(a.group / wanted > 1 ? a.group / wanted : 1);
   return (a.group + heads - 1) / heads;
 }
@@ -84,7 +83,7 @@ static cudaError_t launch(lm_cuda *cuda, const lm_attention &a, lm_attention_gra
     g.dkv_turn = g.dq_turn + a.heads * query_blocks;
     g.query_blocks = (int32_t)query_blocks;
     g.key_blocks = (int32_t)key_blocks;
-    g.slices = choose_slices(cuda, a, C::KEYS, C::BLOCKS);
+    g.slices = choose_slices(a, C::KEYS, 2 * (int64_t)cuda->sm_count * C::BLOCKS);
   }
   cudaError_t error = launch_delta<T, 8>(a, args->o, args->grad_o, args->delta, g.rank, ordered ? turns : 0, stream);
   if (error) return error;
@@ -113,7 +112,8 @@ static cudaError_t launch_hopper(lm_cuda *cuda, const lm_attention &a, lm_attent
     g.rank = (int32_t *)(g.dv_sum + kv_elements);
     g.dkv_turn = g.rank + 1;
     g.key_blocks = (int32_t)key_blocks;
-    g.slices = choose_slices(cuda, a, keys, 1);
+    /* Few: a block that waits for another one's part keeps its multiprocessor to itself. */
+    g.slices = choose_slices(a, keys, cuda->sm_count);
   }
   const cudaError_t error =
       launch_delta<T, 8>(a, args->o, args->grad_o, args->delta, g.rank, g.slices > 1 ? turns : 0, stream);

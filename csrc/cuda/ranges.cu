@@ -8,7 +8,7 @@
 
 typedef unsigned long long ull;
 
-#define SPACE 8 /* addresses of a range: times the memory of the device */
+#define SPACE 8 /* addresses of a range: times the memory of the device, where there are as many */
 
 static lm_cuda *self(lm_backend *base) { return reinterpret_cast<lm_cuda *>(base); }
 
@@ -80,9 +80,12 @@ void *lm_cuda_range_reserve(lm_backend *base, uint64_t *bytes) {
     cuda->host.fail(cuda->host.owner, LM_ERR_UNSUPPORTED, "%s: cuda:%d cannot map memory page by page", op, cuda->device);
     return NULL;
   }
-  *bytes = (cuda->properties.totalGlobalMem / LM_RANGE_PAGE + 1) * LM_RANGE_PAGE * SPACE;
   CUdeviceptr memory = 0;
-  const CUresult result = functions().reserve(&memory, *bytes, LM_RANGE_PAGE, 0, 0);
+  CUresult result = CUDA_ERROR_OUT_OF_MEMORY;
+  for (uint64_t pages = cuda->properties.totalGlobalMem / LM_RANGE_PAGE * SPACE; result && pages >= 32; pages /= 2) {
+    *bytes = (pages & ~UINT64_C(1)) * LM_RANGE_PAGE;
+    result = functions().reserve(&memory, *bytes, LM_RANGE_PAGE, 0, 0);
+  }
   if (result) fail(cuda, result, op);
   return result ? NULL : reinterpret_cast<void *>(memory);
 }

@@ -120,7 +120,7 @@ function makeBlock<N extends string>(name: string, sizes: Readonly<Record<N, num
 }
 
 /** Bytes of gate, up and h of one tile: enough rows to fill a large GPU, little against what else a layer needs. */
-const MLP_TILE_BYTES = 96 << 20;
+const MLP_TILE_BYTES = 128 << 20;
 
 /** Rows of a tile of the MLP: what `dims` says, or a power of two. */
 function mlpTileTokens({ config, dims, type }: ModelParts): number {

@@ -372,7 +372,9 @@ export class Executor {
 }
 
 function hasCopies({ programs }: Plan): boolean {
-  return [...programs.values()].some(({ program }) => program.ops.some(isTransfer));
+  return [...programs.values()].some(
+    ({ program: { opening, ops } }) => opening.length > 0 || ops.some(isTransfer),
+  );
 }
 
 /** Copies and waits are calls of streams, made anew in every run. */
