@@ -79,12 +79,12 @@ test("renderPage() shows the bytes of the plan", { timeout: 120_000 }, async () 
   await withPage("light", async (page, { planned, data }) => {
     assert.equal(await page.title(), "Memory plan <of> the demo");
     const { plan } = planned;
-    const [device, weights, trainable, activations, staging] = await bytesOf(
+    const [device, weights, trainable, activations, staging, host] = await bytesOf(
       page,
       ".summary tbody tr:first-child td[data-bytes]",
     );
     assert.deepEqual(
-      { device, weights, trainable, activations, staging },
+      { device, weights, trainable, activations, staging, host },
       { device: plan.deviceBytes, ...plan.classes },
     );
     const peaks = await bytesOf(page, ".panel .peak strong");
