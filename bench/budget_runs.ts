@@ -15,14 +15,8 @@ import type { ProgramName } from "../src/api/graph/program.ts";
 import { describePoints, SAVE_POLICIES } from "../src/api/plan/save_points.ts";
 import type { FitSearch } from "../src/api/train/fit_run.ts";
 import { planRun, type RunPlan } from "../src/api/train/run_plan.ts";
-import {
-  benchDevice,
-  type Shape,
-  searchShape,
-  shapeDocuments,
-  shapeSpec,
-  shapesOf,
-} from "./gpu_shapes.ts";
+import { type Shape, shapeSpec } from "../tests/shapes/session.ts";
+import { benchDevice, searchShape, shapeDocuments, shapesOf } from "./gpu_shapes.ts";
 import { gib, type Measured, measureRun, printTable, randomLoad } from "./random_session.ts";
 import { writeResult } from "./results.ts";
 
@@ -63,7 +57,7 @@ async function measure(
   run: RunPlan,
   budget: number | null,
 ): Promise<Row> {
-  const [model, count, tokens] = shape;
+  const { model, documents, tokens } = shape;
   const limit = budget;
   const measured = await measureRun(run, shapeDocuments(shape), {
     device,
@@ -74,7 +68,7 @@ async function measure(
   });
   return {
     model,
-    batch: `${count} x ${tokens}`,
+    batch: `${documents} x ${tokens}`,
     asked,
     savePoints: describePoints(run.savePoints),
     weights: run.spec.weights ?? "resident",
@@ -115,9 +109,9 @@ function fitOrRefuse(search: FitSearch, budget: number, refusals: string[]): Run
 
 async function runRungs(rows: Row[]): Promise<void> {
   for (const shape of shapesOf(device)) {
-    const [, count, tokens] = shape;
-    const spec = shapeSpec(shape, device);
-    const step = { load: randomLoad(count, tokens), microBatches: 1 };
+    const { documents, tokens } = shape;
+    const spec = shapeSpec(shape, { device });
+    const step = { load: randomLoad(documents, tokens), microBatches: 1 };
     for (const policy of SAVE_POLICIES) {
       const lossChunkTokens = Math.min(1024, spec.dims.tokensPerMicroBatch);
       const dims = { ...spec.dims, lossChunkTokens };

@@ -19,8 +19,8 @@ import { Checkpoints } from "../src/api/train/checkpoints.ts";
 import { planRun } from "../src/api/train/run_plan.ts";
 import { Session } from "../src/api/train/session.ts";
 import { deviceParts } from "../src/api/train/snapshot.ts";
-import { SETTINGS } from "./demo_session.ts";
-import { benchDevice, type Shape, shapeDocuments, shapeSpec, shapesOf } from "./gpu_shapes.ts";
+import { SETTINGS, type Shape, shapeSpec } from "../tests/shapes/session.ts";
+import { benchDevice, shapeDocuments, shapesOf } from "./gpu_shapes.ts";
 import { printTable, randomWeights } from "./random_session.ts";
 import { writeResult } from "./results.ts";
 
@@ -63,7 +63,7 @@ async function measure(shape: Shape, dir: string): Promise<Row> {
   const documents = shapeDocuments(shape);
   await using device = await Device.open(kind);
   await using ring = device.createFileRing();
-  const run = planRun({ ...shapeSpec(shape, kind), snapshot: true }, "keep");
+  const run = planRun({ ...shapeSpec(shape, { device: kind }), snapshot: true }, "keep");
   const session = Session.commit(device, run, "graph");
   await using undo = new AsyncDisposableStack();
   undo.defer(() => session.dispose());
@@ -151,7 +151,7 @@ async function measure(shape: Shape, dir: string): Promise<Row> {
   session.resumeAfter(before);
   const again = await train(steps);
   return {
-    model: shape[0],
+    model: shape.model,
     checkpointBytes: bytes,
     hostBytes: run.plan.classes.host,
     stepSeconds: median(plain),
@@ -168,7 +168,7 @@ const rows: Row[] = [];
 try {
   const wanted = flags.models.split(",");
   for (const shape of shapesOf(kind)) {
-    if (kind !== "cpu" && !wanted.some((name) => shape[0].endsWith(name))) continue;
+    if (kind !== "cpu" && !wanted.some((name) => shape.model.endsWith(name))) continue;
     rows.push(await measure(shape, await mkdtemp(join(dir, "run-"))));
   }
 } finally {

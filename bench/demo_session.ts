@@ -10,19 +10,11 @@ import type { ExecutionMode } from "../src/api/run/executor.ts";
 import { initializeAdapters } from "../src/api/train/adapter_state.ts";
 import { loadWeights, storedType } from "../src/api/train/load_weights.ts";
 import { planRun } from "../src/api/train/run_plan.ts";
-import { type OptimizerSettings, Session } from "../src/api/train/session.ts";
+import { Session } from "../src/api/train/session.ts";
 
 export const MODEL = "examples/demo/model";
 export const BATCH = 8;
 export const SEQUENCE = 128;
-export const SETTINGS: OptimizerSettings = {
-  learningRate: 1e-4,
-  beta1: 0.9,
-  beta2: 0.999,
-  adamEps: 1e-8,
-  weightDecay: 0.01,
-  maxGradNorm: 1,
-};
 
 export interface DemoSession extends AsyncDisposable {
   readonly session: Session;

@@ -17,7 +17,8 @@ import { fileURLToPath } from "node:url";
 import { linearModules } from "../src/api/nn/config_tensors.ts";
 import type { SavePolicy } from "../src/api/plan/save_points.ts";
 import { planRun } from "../src/api/train/run_plan.ts";
-import { type Shape, shapeDocuments, shapeSpec, shapesOf } from "./gpu_shapes.ts";
+import { type Shape, shapeSpec } from "../tests/shapes/session.ts";
+import { shapeDocuments, shapesOf } from "./gpu_shapes.ts";
 import { measureRun } from "./random_session.ts";
 import { writeResult } from "./results.ts";
 
@@ -100,8 +101,8 @@ function stepsOf(activities: readonly Activity[]): Activity[][] {
  * by cuDNN (head size 64: 319 and 264 TFLOP/s forward and backward, 128: 484 and 370).
  */
 function floorsOf(shape: Shape, policy: SavePolicy): Record<string, number> {
-  const [, count, tokens] = shape;
-  const { config } = shapeSpec(shape, DEVICE);
+  const { documents, tokens } = shape;
+  const { config } = shapeSpec(shape, { device: DEVICE });
   const {
     hiddenSize: h,
     intermediateSize: mlp,
@@ -111,14 +112,14 @@ function floorsOf(shape: Shape, policy: SavePolicy): Record<string, number> {
     headDim,
     vocabSize,
   } = config;
-  const T = count * tokens;
+  const T = documents * tokens;
   const [q, k] = [heads * headDim, kvHeads * headDim];
   const linears = layers * (h * (q + 2 * k) + q * h + 3 * h * mlp);
   const again = policy === "checkpoint" ? linears - layers * h * mlp : 0;
   const product = (weights: number) => (2 * T * weights) / 760e9;
   const copy = (bytes: number) => bytes / 4.15e9;
   const [forward, backward] = headDim <= 64 ? [319e9, 264e9] : [484e9, 370e9];
-  const pairs = (count * tokens * (tokens + 1)) / 2;
+  const pairs = (documents * tokens * (tokens + 1)) / 2;
   const attention = 4 * q * pairs * layers;
   const widths = linearModules(config).reduce(
     (sum, { inFeatures, outFeatures }) => sum + 2 * inFeatures + outFeatures,
@@ -138,7 +139,7 @@ function floorsOf(shape: Shape, policy: SavePolicy): Record<string, number> {
 
 /** Child: runs the steps; gives the milliseconds of the median one. */
 async function runSteps(shape: Shape, policy: SavePolicy): Promise<void> {
-  const spec = shapeSpec(shape, DEVICE);
+  const spec = shapeSpec(shape, { device: DEVICE });
   const lossChunkTokens = policy === "checkpoint" ? 512 : 1024;
   const run = planRun({ ...spec, dims: { ...spec.dims, lossChunkTokens } }, policy);
   const how = { device: DEVICE, warm: WARM, steps: STEPS } as const;
@@ -182,7 +183,7 @@ function readActivities(file: string): Activity[] {
 }
 
 function report(shape: Shape, policy: SavePolicy): Record<string, unknown> {
-  const [model, count, tokens] = shape;
+  const { model, documents, tokens } = shape;
   const folder = mkdtempSync(join(tmpdir(), "loramem-phases-"));
   try {
     const file = join(folder, "activity");
@@ -223,7 +224,7 @@ function report(shape: Shape, policy: SavePolicy): Record<string, unknown> {
     });
     const top = [...kernels].sort(([, a], [, b]) => b.ms - a.ms).slice(0, 24);
     console.log(
-      `\n${model} ${count} x ${tokens} ${policy}: step ${plain.toFixed(1)} ms, recorded ${recorded.toFixed(1)} ms, ` +
+      `\n${model} ${documents} x ${tokens} ${policy}: step ${plain.toFixed(1)} ms, recorded ${recorded.toFixed(1)} ms, ` +
         `on the device ${middle.ms.toFixed(1)} ms, busy ${((100 * busy) / middle.ms).toFixed(1)} % of it, ` +
         `${((100 * busy) / plain).toFixed(1)} % of the step as it is; ${middle.step.length} activities`,
     );
@@ -239,7 +240,7 @@ function report(shape: Shape, policy: SavePolicy): Record<string, unknown> {
       );
     return {
       model,
-      batch: `${count} x ${tokens}`,
+      batch: `${documents} x ${tokens}`,
       policy,
       stepMs: plain,
       recordedMs: recorded,
@@ -260,7 +261,7 @@ if (mode === "--steps") {
   await runSteps(SHAPES[Number(index)] as Shape, policy as SavePolicy);
 } else {
   const [file, ...wanted] = process.argv.slice(2);
-  const shapes = SHAPES.filter(([model]) => wanted.length === 0 || wanted.includes(model));
+  const shapes = SHAPES.filter(({ model }) => wanted.length === 0 || wanted.includes(model));
   const rows = shapes.flatMap((shape) => POLICIES.map((each) => report(shape, each)));
   if (file !== undefined) await writeResult(file, { bench: "gpu_phases", rows });
 }

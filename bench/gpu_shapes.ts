@@ -1,29 +1,18 @@
-/** The shapes that PEFT was measured at, as plans and as documents; on the CPU one small model stands for them. */
+/** The shapes that PEFT was measured at, as searches and as documents; on the CPU one small model stands for them. */
 import type { Document } from "../src/api/data/conversation.ts";
 import type { ProgramName } from "../src/api/graph/program.ts";
 import { Device } from "../src/api/memory/mod.ts";
 import { type DeviceProfile, profileOf } from "../src/api/plan/profiles.ts";
 import { type Candidate, FitSearch } from "../src/api/train/fit_run.ts";
-import type { RunSpec } from "../src/api/train/run_plan.ts";
-import { type MODELS, specOf } from "../tests/plan/models.ts";
+import { specOf } from "../tests/plan/models.ts";
+import { SHAPES, type Shape, type ShapeSetup, shapeSpec } from "../tests/shapes/session.ts";
 import { randomDocuments, randomLoad } from "./random_session.ts";
 
-export type ModelName = keyof typeof MODELS;
-export type DeviceName = "cpu" | `cuda:${number}`;
-
-/** Model, documents, tokens of each. */
-export type Shape = readonly [model: ModelName, count: number, tokens: number];
-
-const GPU_SHAPES: readonly Shape[] = [
-  ["Qwen2.5-0.5B", 8, 1024],
-  ["Llama-3.2-1B", 4, 2048],
-  ["Llama-3.1-8B", 2, 2048],
-];
-const CPU_SHAPES: readonly Shape[] = [["four layers", 2, 128]];
+export type DeviceName = ShapeSetup["device"];
 
 /** The shapes of a device. */
 export function shapesOf(device: DeviceName): readonly Shape[] {
-  return device === "cpu" ? CPU_SHAPES : GPU_SHAPES;
+  return device === "cpu" ? [SHAPES.small] : [SHAPES["0.5B"], SHAPES["1B"], SHAPES["8B"]];
 }
 
 /** The device of a benchmark, `"auto"` resolved, and its profile as a training would choose it. */
@@ -31,24 +20,6 @@ export async function benchDevice(name: string) {
   await using opened = await Device.open(name as DeviceName | "auto");
   const profile = profileOf(opened.kind, String(opened.info().name ?? opened.kind));
   return { device: opened.kind as DeviceName, profile };
-}
-
-const PROGRAMS: readonly ProgramName[] = ["train", "optimizer"];
-
-/** What a shape is planned from: bf16 on a GPU, r = 16 on all linears. */
-export function shapeSpec(
-  [model, count, tokens]: Shape,
-  device: DeviceName,
-  programs: readonly ProgramName[] = PROGRAMS,
-): RunSpec {
-  const generates = programs.includes("prefill");
-  const spec = specOf(model, {
-    tokensPerMicroBatch: count * tokens,
-    documentsPerMicroBatch: count,
-    ...(generates ? {} : { prefillTokens: 0, contextTokens: 0 }),
-  });
-  const backend = device === "cpu" ? ("cpu" as const) : ("cuda" as const);
-  return { ...spec, backend, programs };
 }
 
 /** What plans of a shape may use. */
@@ -68,20 +39,21 @@ export function searchShape(
   profile: DeviceProfile,
   { programs, ...choices }: ShapeChoices = {},
 ): FitSearch {
-  const [, count, tokens] = shape;
-  return new FitSearch(shapeSpec(shape, device, programs), {
+  const { documents, tokens } = shape;
+  const setup = { device, ...(programs === undefined ? {} : { programs }) };
+  return new FitSearch(shapeSpec(shape, setup), {
     savePoints: null,
     lossChunkTokens: null,
     hostBudget: 0,
     ...choices,
     profile,
-    step: { load: randomLoad(count, tokens), microBatches: 1 },
+    step: { load: randomLoad(documents, tokens), microBatches: 1 },
   });
 }
 
 /** Documents of a shape. */
-export function shapeDocuments([model, count, tokens]: Shape): Document[] {
-  return randomDocuments(specOf(model).config.vocabSize, count, tokens);
+export function shapeDocuments({ model, documents, tokens }: Shape): Document[] {
+  return randomDocuments(specOf(model).config.vocabSize, documents, tokens);
 }
 
 /** Some of the combinations that no other beats, evenly over their bytes, both ends among them. */

@@ -7,7 +7,8 @@
 import process from "node:process";
 import type { SavePolicy } from "../src/api/plan/save_points.ts";
 import { planRun } from "../src/api/train/run_plan.ts";
-import { shapeDocuments, shapeSpec, shapesOf } from "./gpu_shapes.ts";
+import { shapeSpec } from "../tests/shapes/session.ts";
+import { shapeDocuments, shapesOf } from "./gpu_shapes.ts";
 import { measureRun } from "./random_session.ts";
 import { writeResult } from "./results.ts";
 
@@ -16,9 +17,9 @@ const device = "cuda:0";
 
 const rows: Record<string, unknown>[] = [];
 for (const shape of shapesOf(device)) {
-  const [model, count, tokens] = shape;
+  const { model, documents, tokens } = shape;
   for (const policy of POLICIES) {
-    const spec = shapeSpec(shape, device);
+    const spec = shapeSpec(shape, { device });
     // Where memory counts, logits are made in smaller chunks: beside the layer inputs they are the peak.
     const lossChunkTokens = policy === "checkpoint" ? 512 : 1024;
     const run = planRun({ ...spec, dims: { ...spec.dims, lossChunkTokens } }, policy);
@@ -30,7 +31,7 @@ for (const shape of shapesOf(device)) {
     });
     const row = {
       model,
-      batch: `${count} x ${tokens}`,
+      batch: `${documents} x ${tokens}`,
       policy,
       tokensPerSecond: measured.tokensPerSecond,
       stepMs: measured.seconds * 1000,

@@ -8,8 +8,9 @@
  * host's work alone, without waking a sleeping device thread. Batches are short so that the device catches up in time.
  */
 import process from "node:process";
+import { SETTINGS } from "../tests/shapes/session.ts";
 import { openGolden, readGolden } from "../tests/train/support.ts";
-import { openDemoSession, SETTINGS } from "./demo_session.ts";
+import { openDemoSession } from "./demo_session.ts";
 
 const [WARM, ROUNDS, REPEATS, STEPS] = [300, 300, 5, 1000];
 

@@ -12,13 +12,13 @@
  */
 import { parseArgs } from "node:util";
 import type { Document } from "../src/api/data/conversation.ts";
-import type { ProgramName } from "../src/api/graph/program.ts";
 import { formatSeconds } from "../src/api/plan/report.ts";
 import { describePoints } from "../src/api/plan/save_points.ts";
 import { fullLoad } from "../src/api/plan/time.ts";
 import { FitSearch, largestTokens } from "../src/api/train/fit_run.ts";
 import type { RunPlan } from "../src/api/train/run_plan.ts";
-import { benchDevice, type ModelName, shapeSpec } from "./gpu_shapes.ts";
+import { type Shape, shapeSpec } from "../tests/shapes/session.ts";
+import { benchDevice } from "./gpu_shapes.ts";
 import { gib, type Measured, measureRun, printTable, randomDocuments } from "./random_session.ts";
 import { writeResult } from "./results.ts";
 
@@ -40,8 +40,7 @@ const SHORT = 4096;
 const MOST_DOCUMENTS = 512;
 /** Longer than any document here. */
 const LIMIT = 1 << 20;
-const PROGRAMS: readonly ProgramName[] = ["train", "optimizer"];
-const MODELS: Readonly<Record<string, ModelName>> = {
+const MODELS: Readonly<Record<string, Shape["model"]>> = {
   "1B": "Llama-3.2-1B",
   "8B": "Llama-3.1-8B",
 };
@@ -70,9 +69,9 @@ interface Row {
 }
 
 /** The fastest plan of the longest document. */
-function planLongest(model: ModelName, budget: number, hostBudget: number): RunPlan {
+function planLongest(model: Shape["model"], budget: number, hostBudget: number): RunPlan {
   const specFor = (tokens: number) => {
-    const spec = shapeSpec([model, 1, tokens], device, PROGRAMS);
+    const spec = shapeSpec({ model, documents: 1, tokens }, { device });
     return { ...spec, dims: { ...spec.dims, documentsPerMicroBatch: MOST_DOCUMENTS } };
   };
   const optionsFor = (tokens: number) => ({
@@ -97,7 +96,7 @@ function documentsFor(vocabSize: number, tokens: number, whole: boolean): Docume
 }
 
 async function longest(name: string, card: string, host: string): Promise<Row> {
-  const model = device === "cpu" ? "four layers" : (MODELS[name] as ModelName);
+  const model = device === "cpu" ? "four layers" : (MODELS[name] as Shape["model"]);
   const budget =
     device === "cpu" ? Number(card) * (1 << 20) : Number(card) * GIB - (profile.driver ?? 0);
   const run = planLongest(model, budget, Number(host) * GIB);

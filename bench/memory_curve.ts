@@ -12,15 +12,8 @@ import { parseArgs } from "node:util";
 import { describePoints } from "../src/api/plan/save_points.ts";
 import { FitSearch, largestTokens } from "../src/api/train/fit_run.ts";
 import type { RunPlan } from "../src/api/train/run_plan.ts";
-import {
-  benchDevice,
-  type Shape,
-  searchShape,
-  shapeDocuments,
-  shapeSpec,
-  shapesOf,
-  spread,
-} from "./gpu_shapes.ts";
+import { type Shape, shapeSpec } from "../tests/shapes/session.ts";
+import { benchDevice, searchShape, shapeDocuments, shapesOf, spread } from "./gpu_shapes.ts";
 import { gib, type Measured, measureRun, printTable, randomLoad } from "./random_session.ts";
 import { writeResult } from "./results.ts";
 
@@ -115,7 +108,7 @@ async function measure(shape: Shape, run: RunPlan): Promise<Point> {
 
 /** Measures plans spread over the curve, and those that are the fastest in a peer's memory. */
 async function curveOf(shape: Shape): Promise<Curve> {
-  const [model, count, tokens] = shape;
+  const { model, documents, tokens } = shape;
   const search = searchShape(shape, device, profile, { weights: "resident", hostBudget: HOST });
   const front = search.frontier();
   const peers = PEERS[model] ?? [];
@@ -132,7 +125,7 @@ async function curveOf(shape: Shape): Promise<Curve> {
     some.toSorted((a, b) => b.tokensPerSecond - a.tokensPerSecond)[0] ?? null;
   return {
     model,
-    batch: `${count} x ${tokens}`,
+    batch: `${documents} x ${tokens}`,
     points,
     peers: peers.map(([name, tokensPerSecond, peak]) => ({
       name,
@@ -146,9 +139,9 @@ async function curveOf(shape: Shape): Promise<Curve> {
 
 /** The most tokens of one micro-batch that train in a peer's bytes, whole documents, run within those bytes. */
 async function mostTokens(shape: Shape, peer: Peer): Promise<MostTokens | null> {
-  const [model, count, tokens] = shape;
+  const { model, tokens } = shape;
   const [name, , peak] = peer;
-  const many = (documents: number): Shape => [model, documents, tokens];
+  const many = (documents: number): Shape => ({ model, documents, tokens });
   const optionsFor = (documents: number) => ({
     savePoints: null,
     lossChunkTokens: null,
@@ -158,19 +151,19 @@ async function mostTokens(shape: Shape, peer: Peer): Promise<MostTokens | null> 
   });
   const most = device === "cpu" ? 8 : 64;
   const rows = largestTokens(
-    shapeSpec(many(most), device),
+    shapeSpec(many(most), { device }),
     optionsFor(most),
     peak * GIB,
     most * tokens,
   );
   const documents = Math.floor((rows ?? 0) / tokens);
   if (documents === 0) return null;
-  const run = new FitSearch(shapeSpec(many(documents), device), optionsFor(documents)).fit(
+  const run = new FitSearch(shapeSpec(many(documents), { device }), optionsFor(documents)).fit(
     peak * GIB,
   );
   const times = { warm: 1, steps: 2, limit: peak * GIB };
   const measured = await measureRun(run, shapeDocuments(many(documents)), { device, ...times });
-  const peerTokens = count * tokens;
+  const peerTokens = shape.documents * tokens;
   return {
     model,
     peer: name,
@@ -188,9 +181,9 @@ const shapes = shapesOf(device);
 const chosen = shapes.filter((_, index) => flags.shapes.split(",").includes(String(index)));
 if (flags.part !== "tokens") for (const shape of chosen) curves.push(await curveOf(shape));
 if (flags.part !== "curve") {
-  const shape = shapes.find(([model]) => model === "Llama-3.2-1B") ?? (shapes[0] as Shape);
+  const shape = shapes.find(({ model }) => model === "Llama-3.2-1B") ?? (shapes[0] as Shape);
   // PEFT's fastest setting and its leanest one.
-  for (const peer of (PEERS[shape[0]] ?? []).slice(-2)) {
+  for (const peer of (PEERS[shape.model] ?? []).slice(-2)) {
     const row = await mostTokens(shape, peer);
     if (row !== null) most.push(row);
   }

@@ -10,7 +10,7 @@ import { initializeAdapters } from "../src/api/train/adapter_state.ts";
 import { uploadFloats } from "../src/api/train/load_weights.ts";
 import { type RunPlan, TRANSFER_BYTES } from "../src/api/train/run_plan.ts";
 import { Session } from "../src/api/train/session.ts";
-import { SETTINGS } from "./demo_session.ts";
+import { SETTINGS } from "../tests/shapes/session.ts";
 
 /** Bytes of ones at the end of the transfer block, for norms. */
 const ONES = 1 << 16;

@@ -17,7 +17,8 @@ import { describePoints } from "../src/api/plan/save_points.ts";
 import { fullLoad } from "../src/api/plan/time.ts";
 import { FitSearch } from "../src/api/train/fit_run.ts";
 import { planRun, type RunPlan } from "../src/api/train/run_plan.ts";
-import { benchDevice, type Shape, shapeDocuments, shapeSpec } from "./gpu_shapes.ts";
+import { type Shape, shapeSpec } from "../tests/shapes/session.ts";
+import { benchDevice, shapeDocuments } from "./gpu_shapes.ts";
 import { gib, measureRun, printTable } from "./random_session.ts";
 import { writeResult } from "./results.ts";
 
@@ -32,8 +33,8 @@ const { device, profile } = await benchDevice(flags.device);
 const steps = Number(flags.steps);
 const shapes: readonly Shape[] =
   device === "cpu"
-    ? [64, 128].map((tokens) => ["four layers", 1, tokens])
-    : [1024, 2048, 4096, 8192].map((tokens) => ["Llama-3.1-8B", 1, tokens]);
+    ? [64, 128].map((tokens) => ({ model: "four layers", documents: 1, tokens }))
+    : [1024, 2048, 4096, 8192].map((tokens) => ({ model: "Llama-3.1-8B", documents: 1, tokens }));
 const budget = device === "cpu" ? 12 << 20 : 6 * 2 ** 30;
 
 /** Bytes per second of large copies to the device, alone. */
@@ -64,13 +65,13 @@ const measure = (shape: Shape, run: RunPlan, limit: number | null) =>
 
 const link = await measureLink();
 const [smallest] = shapes as [Shape];
-const resident = await measure(smallest, planRun(shapeSpec(smallest, device), "keep"), null);
+const resident = await measure(smallest, planRun(shapeSpec(smallest, { device }), "keep"), null);
 const rows = [];
 for (const shape of shapes) {
-  const [model, , tokens] = shape;
+  const { model, tokens } = shape;
   const choices = { savePoints: null, lossChunkTokens: null, weights: "stream" } as const;
   const options = { ...choices, profile, step: fullLoad(tokens) };
-  const run = new FitSearch(shapeSpec(shape, device), options).fit(budget);
+  const run = new FitSearch(shapeSpec(shape, { device }), options).fit(budget);
   const measured = await measure(shape, run, budget);
   rows.push({
     model,
@@ -84,7 +85,7 @@ for (const shape of shapes) {
   });
 }
 console.log(
-  `host to device ${(link / 1e9).toFixed(1)} GB/s; ${smallest[0]}, ${smallest[2]} tokens, resident: ` +
+  `host to device ${(link / 1e9).toFixed(1)} GB/s; ${smallest.model}, ${smallest.tokens} tokens, resident: ` +
     `${Math.round(resident.tokensPerSecond)} tokens/s, loss ${resident.losses.at(-1)}`,
 );
 printTable(

@@ -7,7 +7,8 @@
 import { execFileSync } from "node:child_process";
 import { availableParallelism } from "node:os";
 import process from "node:process";
-import { BATCH, MODEL, openDemoSession, SEQUENCE, SETTINGS } from "../demo_session.ts";
+import { SETTINGS } from "../../tests/shapes/session.ts";
+import { BATCH, MODEL, openDemoSession, SEQUENCE } from "../demo_session.ts";
 import { writeResult } from "../results.ts";
 
 const [WARM, STEPS, ROUNDS] = [3, 12, 3];

@@ -13,7 +13,13 @@ import { openSafetensors, writeSafetensors } from "../../src/api/io/safetensors.
 import type { SavePolicy } from "../../src/api/plan/save_points.ts";
 import { exportAdapters, importAdapters } from "../../src/api/train/adapter_state.ts";
 import { loadWeights } from "../../src/api/train/load_weights.ts";
-import { commitShape, freeBytes, type ShapeSetup, shapeSpec } from "../../tests/shapes/session.ts";
+import {
+  commitShape,
+  freeBytes,
+  SHAPES,
+  type ShapeSetup,
+  shapeSpec,
+} from "../../tests/shapes/session.ts";
 import { kernelHash } from "../results.ts";
 import { readBatches, readCase } from "./case.ts";
 
@@ -45,7 +51,7 @@ const setup: ShapeSetup = {
   lossChunkTokens: values.policy === "checkpoint" ? 512 : 1024,
   scaler: values["initial-scale"] ? { initScale: Number(values["initial-scale"]) } : {},
 };
-await using opened = await commitShape(shapeSpec(about.shape, setup), setup);
+await using opened = await commitShape(shapeSpec(SHAPES[about.shape], setup), setup);
 const { session, device } = opened;
 const { executor, run } = session;
 const onGpu = device.kind !== "cpu";

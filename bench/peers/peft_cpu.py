@@ -17,7 +17,7 @@ model.config.use_cache = False
 lora = LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
 model = get_peft_model(model, lora).train()
 trained = [p for p in model.parameters() if p.requires_grad]
-optimizer = torch.optim.AdamW(trained, lr=1e-4)
+optimizer = torch.optim.AdamW(trained, lr=1e-3)
 ids = torch.randint(0, model.config.vocab_size, (batch, sequence))
 seconds = []
 for _ in range(12):

@@ -130,9 +130,9 @@ typedef struct lm_backend_api {
   void (*graph_destroy)(lm_backend *backend, lm_backend_graph *graph);
 
   /* Named ranges of the calling thread for profilers, optional: NULL = the backend has none, and then both are NULL.
-   * range_push: @return 1 if a profiler listens, 0 if not: then nothing was pushed */
-  int32_t (*range_push)(lm_backend *backend, const char *name);
-  void (*range_pop)(lm_backend *backend);
+   * profile_push: @return 1 if a profiler listens, 0 if not: then nothing was pushed */
+  int32_t (*profile_push)(lm_backend *backend, const char *name);
+  void (*profile_pop)(lm_backend *backend);
 
   /* Managed memory, optional: NULL = the backend has none, and then all four are NULL. Reserve refuses more than is free on
    * the device with LM_ERR_OUT_OF_MEMORY. Release is called when no stream uses the memory any more. */

@@ -3,8 +3,8 @@
 
 #include "runtime.h"
 
-int32_t lm_cuda_range_push(lm_backend *, const char *name) {
+int32_t lm_cuda_profile_push(lm_backend *, const char *name) {
   return nvtxRangePushA(name) >= 0; /* NVTX_NO_PUSH_POP_TRACKING where nobody listens */
 }
 
-void lm_cuda_range_pop(lm_backend *) { (void)nvtxRangePop(); }
+void lm_cuda_profile_pop(lm_backend *) { (void)nvtxRangePop(); }

@@ -170,8 +170,8 @@ int32_t lm_cuda_managed_advise(lm_backend *base, void *memory, uint64_t bytes, i
 int32_t lm_cuda_managed_prefetch(lm_backend *base, lm_backend_stream *stream, void *memory, uint64_t bytes, int32_t to_host);
 /* nvtx.cu -------------------------------------------------------------------------------------------------------- */
 
-int32_t lm_cuda_range_push(lm_backend *base, const char *name);
-void lm_cuda_range_pop(lm_backend *base);
+int32_t lm_cuda_profile_push(lm_backend *base, const char *name);
+void lm_cuda_profile_pop(lm_backend *base);
 
 /* workspace.cu --------------------------------------------------------------------------------------------------- */
 

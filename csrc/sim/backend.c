@@ -305,14 +305,14 @@ static int32_t sim_managed_prefetch(lm_backend *base, lm_backend_stream *stream,
   return self(base)->api->managed_prefetch(self(base)->inner, stream->inner, memory, bytes, to_host);
 }
 
-static int32_t sim_range_push(lm_backend *base, const char *name) {
+static int32_t sim_profile_push(lm_backend *base, const char *name) {
   const lm_sim *sim = self(base);
-  return sim->api->range_push ? sim->api->range_push(sim->inner, name) : 0;
+  return sim->api->profile_push ? sim->api->profile_push(sim->inner, name) : 0;
 }
 
-static void sim_range_pop(lm_backend *base) {
+static void sim_profile_pop(lm_backend *base) {
   const lm_sim *sim = self(base);
-  if (sim->api->range_pop) sim->api->range_pop(sim->inner);
+  if (sim->api->profile_pop) sim->api->profile_pop(sim->inner);
 }
 
 static const lm_file_calls *sim_file_calls(lm_backend *base) {
@@ -358,8 +358,8 @@ static const lm_backend_api api = {
     .managed_release = sim_managed_release,
     .managed_advise = sim_managed_advise,
     .managed_prefetch = sim_managed_prefetch,
-    .range_push = sim_range_push,
-    .range_pop = sim_range_pop,
+    .profile_push = sim_profile_push,
+    .profile_pop = sim_profile_pop,
     .file_calls = sim_file_calls,
 };
 

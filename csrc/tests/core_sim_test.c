@@ -182,6 +182,24 @@ static void faults_on_the_stream(void) {
   }
 }
 
+/* The delay holds the fault up until the host waits. Mutant: reported() of stream.c does not look at lm_error_count. */
+static void fault_during_a_wait(void) {
+  for (int events = 0; events < 2; events++) {
+    lm_ctx *ctx = open_device("sim:fault_at=1,delays=100000");
+    lm_stream *stream = lm_stream_create(ctx, 0);
+    lm_event *event = lm_event_create(ctx);
+    uint8_t *memory = lm_mem_reserve(ctx, 4096);
+    EXPECT(lm_mem_fill(ctx, memory, 1, 1, stream) == LM_OK && lm_event_record(event, stream) == LM_OK);
+    EXPECT((events ? lm_event_wait(event) : lm_stream_wait(stream)) == LM_ERR_DEVICE);
+    EXPECT(failed_with(ctx, LM_ERR_DEVICE, "simulated fault at operation 1"));
+    EXPECT(lm_stream_query(stream) == LM_ERR_DEVICE && failed_with(ctx, LM_ERR_DEVICE, "work enqueued earlier failed"));
+    lm_event_destroy(event);
+    lm_stream_destroy(stream);
+    lm_mem_release(ctx, memory);
+    lm_ctx_destroy(ctx);
+  }
+}
+
 static void delays_reorder_streams(void) {
   lm_ctx *ctx = open_device("sim:delays=30000/0");
   lm_stream *slow = lm_stream_create(ctx, 0), *fast = lm_stream_create(ctx, 0);
@@ -205,6 +223,7 @@ int main(void) {
   test("lm_*() failing at any heap allocation leak nothing and go on", fails_at_every_allocation);
   test("lm_graph_end() refuses a recording that lost a node for want of memory", spoilt_recording);
   test("lm_stream_wait() reports a fault that happened on the stream", faults_on_the_stream);
+  test("lm_stream_wait() and lm_event_wait() leave what the backend says of a fault in their time", fault_during_a_wait);
   test("lm_ctx_open(\"sim:delays=...\") delays one stream and keeps its order", delays_reorder_streams);
   return summary();
 }

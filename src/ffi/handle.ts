@@ -14,7 +14,7 @@ export interface Cell {
   /** What the object lives inside: a disposed parent makes it unusable. */
   readonly parent: Cell | null;
   /** Gives the object back. Called once, or again after it threw. */
-  readonly destroy: (pointer: Ptr) => void;
+  destroy(pointer: Ptr): void;
   /** It lies inside something else and owns nothing: the leak net does not need to know it. */
   readonly borrowed?: true;
   /** The leak net had to close it. */
@@ -24,9 +24,24 @@ export interface Cell {
   waiting?: Ptr | undefined;
 }
 
+/** What the registry gives back once a place was collected: the cell to close, null where the place was free. */
+interface Held {
+  cell: Cell | null;
+}
+
+/**
+ * A registration, for one object after another: to register and unregister each costs more than a native allocation. Only
+ * the object in it refers to it, so that both are collected together.
+ */
+interface Place {
+  readonly held: Held;
+}
+
 /** The leak net. One per global scope, and rooted there: Bun collects a registry that only a module refers to. */
 interface LeakNet {
-  readonly registry: FinalizationRegistry<Cell>;
+  readonly registry: FinalizationRegistry<Held>;
+  /** Free places. */
+  readonly spare: Place[];
   /** Labels of objects that were collected without dispose, newest last; the oldest are dropped. */
   readonly labels: string[];
   count: number;
@@ -36,6 +51,9 @@ const LEAK_NET = Symbol.for("loramem.leakNet");
 
 const MOST_LABELS = 64;
 
+/** Free places kept; one that is not is collected, and then closes nothing. */
+const MOST_SPARE = 1024;
+
 function leakNet(): LeakNet {
   const scope = globalThis as typeof globalThis & { [LEAK_NET]?: LeakNet };
   scope[LEAK_NET] ??= makeLeakNet();
@@ -43,15 +61,33 @@ function leakNet(): LeakNet {
 }
 
 function makeLeakNet(): LeakNet {
-  const registry = new FinalizationRegistry<Cell>((cell) => {
+  const registry = new FinalizationRegistry<Held>(({ cell }) => {
+    if (cell === null) return;
     cell.collected = true;
     net.count++;
     net.labels.push(cell.label);
     if (net.labels.length > MOST_LABELS) net.labels.shift();
     close(cell);
   });
-  const net: LeakNet = { registry, labels: [], count: 0 };
+  const net: LeakNet = { registry, spare: [], labels: [], count: 0 };
   return net;
+}
+
+function takePlace(cell: Cell): Place {
+  const net = leakNet();
+  let place = net.spare.pop();
+  if (place === undefined) {
+    place = { held: { cell: null } };
+    net.registry.register(place, place.held);
+  }
+  place.held.cell = cell;
+  return place;
+}
+
+function givePlace(place: Place): void {
+  place.held.cell = null;
+  const { spare } = leakNet();
+  if (spare.length < MOST_SPARE) spare.push(place);
 }
 
 /** How many objects were left to the garbage collector so far, and the names of the last ones; for tests and debugging. */
@@ -125,6 +161,7 @@ export let disposeNow: (object: NativeObject) => void;
 /** An object of the native library. Using it after it was disposed throws `DISPOSED`. */
 export abstract class NativeObject {
   readonly #cell: Cell;
+  #place: Place | null;
 
   static {
     pointerOf = (object) => {
@@ -135,13 +172,16 @@ export abstract class NativeObject {
     cellOf = (object) => object.#cell;
     disposeNow = (object) => {
       close(object.#cell);
-      if (object.#cell.borrowed !== true) leakNet().registry.unregister(object.#cell);
+      const place = object.#place;
+      if (place === null) return;
+      object.#place = null;
+      givePlace(place);
     };
   }
 
   constructor(cell: Cell) {
     this.#cell = cell;
-    if (cell.borrowed !== true) leakNet().registry.register(this, cell, cell);
+    this.#place = cell.borrowed === true ? null : takePlace(cell);
   }
 
   /** Whether it was disposed, or lives inside something that was. */

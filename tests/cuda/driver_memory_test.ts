@@ -42,7 +42,7 @@ function held(device: Device): number {
 }
 
 function commit(device: Device, shape: ShapeName, setup: ShapeSetup): Session {
-  const run = planRun(shapeSpec(shape, setup), setup.policy ?? "keep");
+  const run = planRun(shapeSpec(SHAPES[shape], setup), setup.policy ?? "keep");
   return Session.commit(device, run, setup.mode ?? "graph");
 }
 

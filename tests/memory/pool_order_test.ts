@@ -209,7 +209,7 @@ test("MemoryPool: the peak does not depend on how far the host is ahead", async 
   assert.deepEqual(peaks.slice(2), [...peaks.slice(0, 2), ...peaks.slice(0, 2)]);
 });
 
-// torchrec#4231, ROCm/pytorch#3194. Mutant: leave out followStream in freeBlock of src/api/memory/pool.ts.
+// torchrec#4231, ROCm/pytorch#3194. Mutant: leave out followStream in BlockCell of src/api/memory/pool.ts.
 test("DeviceBuffer.dispose(): a block is not reused before a copy of another stream has read it", async () => {
   await using device = await Device.open("sim", { threads: 1, debug: true, delays: [0, 10_000] });
   await using home = device.createStream();

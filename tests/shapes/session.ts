@@ -45,7 +45,7 @@ export const SETTINGS: OptimizerSettings = {
 
 /** How a shape is run. */
 export interface ShapeSetup {
-  readonly device: "cpu" | "cuda:0";
+  readonly device: "cpu" | `cuda:${number}`;
   readonly policy?: SavePolicy;
   readonly precision?: Precision;
   readonly mode?: ExecutionMode;
@@ -56,20 +56,19 @@ export interface ShapeSetup {
 }
 
 /** What a shape is planned from: r = 16 on all linears, bf16 weights. */
-export function shapeSpec(name: ShapeName, setup: ShapeSetup): RunSpec {
-  const { model, documents, tokens } = SHAPES[name];
+export function shapeSpec({ model, documents, tokens }: Shape, setup: ShapeSetup): RunSpec {
+  const { programs = ["train", "optimizer"] } = setup;
   const dims = {
     tokensPerMicroBatch: documents * tokens,
     documentsPerMicroBatch: documents,
     lossChunkTokens: setup.lossChunkTokens ?? 1024,
-    prefillTokens: 0,
-    contextTokens: 0,
+    ...(programs.includes("prefill") ? {} : { prefillTokens: 0, contextTokens: 0 }),
   };
   return {
     ...specOf(model, dims),
     precision: setup.precision ?? "bf16",
     backend: setup.device === "cpu" ? "cpu" : "cuda",
-    programs: setup.programs ?? ["train", "optimizer"],
+    programs,
   };
 }
 
@@ -87,7 +86,7 @@ export async function openShape(
   setup: ShapeSetup,
   seed = 0,
 ): Promise<ShapeSession> {
-  const spec = shapeSpec(name, setup);
+  const spec = shapeSpec(SHAPES[name], setup);
   const opened = await commitShape(spec, setup);
   await loadShape(opened.session, seed);
   return opened;

@@ -29,8 +29,13 @@ const owners = new WeakMap<ArrayBuffer, MemoryBuffer>();
  */
 export let addressOf: (buffer: MemoryBuffer, byteOffset?: number) => Ptr;
 
-/** Streams whose work uses a buffer; null where giving it back waits for all of them anyway. */
-export let usesOf: (buffer: MemoryBuffer) => Set<Stream> | null;
+/** Streams whose work uses a buffer, each once. */
+export interface StreamUses extends Iterable<Stream> {
+  add(stream: Stream): unknown;
+}
+
+/** What a buffer's uses are noted in; null where giving it back waits for all streams anyway. */
+export let usesOf: (buffer: MemoryBuffer) => StreamUses | null;
 
 /** A typed array over the memory itself; it is detached when the buffer is disposed. */
 export let viewMemory: <V extends ArrayBufferView<ArrayBuffer>>(
@@ -51,7 +56,7 @@ export abstract class MemoryBuffer extends Handle {
   readonly label: string;
 
   readonly #memory: Ptr;
-  readonly #uses: Set<Stream> | null;
+  readonly #uses: StreamUses | null;
   #addresses: Map<number, Ptr> | undefined;
   #viewed: ArrayBuffer | undefined;
 
@@ -85,7 +90,7 @@ export abstract class MemoryBuffer extends Handle {
     memory: Ptr,
     bytes: number,
     label: string,
-    uses: Set<Stream> | null,
+    uses: StreamUses | null,
   ) {
     super(cell);
     this.device = device;

@@ -5,6 +5,7 @@ import { native } from "../../ffi/load.ts";
 import { check, creationError } from "../../ffi/status.ts";
 import type { Ptr } from "../../ffi/types.ts";
 import { badArgument, checkInteger } from "./arguments.ts";
+import type { StreamUses } from "./buffer.ts";
 import type { Device } from "./device.ts";
 import { DeviceBuffer } from "./device_buffer.ts";
 import { encodeLabel } from "./label.ts";
@@ -106,25 +107,15 @@ export class MemoryPool extends Handle {
       );
     }
     const { fn } = native();
-    const ctx = pointerOf(this.device);
     const pool = pointerOf(this);
     const home = pointerOf(stream);
     const label = options.label ?? "block";
     const block = fn.lm_pool_alloc(pool, BigInt(bytes), encodeLabel(label), home);
     if (block === 0n) throw this.#allocError(op, bytes);
     const memory = fn.lm_pool_pointer(pool, block) as Ptr;
-    const uses = new Set([stream]);
-    const cell: Cell = {
-      label: `DeviceBuffer "${label}"`,
-      pointer: memory,
-      parent: cellOf(this),
-      // Refers to the pool, so that a block in use keeps it. A pool that is gone took every block with it.
-      destroy: () => {
-        if (!this.disposed) freeBlock(ctx, pool, block, uses);
-      },
-    };
+    const cell = new BlockCell(this, block, memory, label, stream);
     noteMade(this.device, cell, bytes);
-    return new DeviceBuffer(this.device, cell, memory, bytes, label, uses);
+    return new DeviceBuffer(this.device, cell, memory, bytes, label, cell);
   }
 
   /**
@@ -205,28 +196,71 @@ export class MemoryPool extends Handle {
   }
 }
 
-/**
- * Gives a block back in the order of the first stream that used it, after the work of the others. A disposed stream has finished
- * its work; where all are, any stream will do.
- */
-function freeBlock(ctx: Ptr, pool: Ptr, block: bigint, uses: ReadonlySet<Stream>): void {
-  const op = "DeviceBuffer.dispose";
-  const { fn } = native();
-  let home: Stream | undefined;
-  for (const stream of uses) {
-    if (stream.disposed) continue;
-    if (home === undefined) home = stream;
-    else followStream(home, stream);
+/** A block and the streams that use it; a class, since closures and a set for each block cost as much as the pool does. */
+class BlockCell implements Cell, StreamUses {
+  pointer: Ptr | null;
+  readonly parent: Cell;
+  // A block in use keeps its pool.
+  readonly #pool: MemoryPool;
+  readonly #handle: bigint;
+  readonly #name: string;
+  readonly #first: Stream;
+  #others: Set<Stream> | undefined;
+
+  constructor(pool: MemoryPool, handle: bigint, memory: Ptr, name: string, first: Stream) {
+    this.pointer = memory;
+    this.parent = cellOf(pool);
+    this.#pool = pool;
+    this.#handle = handle;
+    this.#name = name;
+    this.#first = first;
   }
-  if (home !== undefined) {
-    check(native(), ctx, fn.lm_pool_free(pool, block, pointerOf(home)), op);
-    return;
+
+  get label(): string {
+    return `DeviceBuffer "${this.#name}"`;
   }
-  const spare = fn.lm_stream_create(ctx, 0);
-  if (spare === null) throw creationError(native(), ctx, op);
-  const status = fn.lm_pool_free(pool, block, spare);
-  fn.lm_stream_destroy(spare);
-  check(native(), ctx, status, op);
+
+  add(stream: Stream): void {
+    if (stream === this.#first) return;
+    this.#others ??= new Set();
+    this.#others.add(stream);
+  }
+
+  *[Symbol.iterator](): Iterator<Stream> {
+    yield this.#first;
+    if (this.#others !== undefined) yield* this.#others;
+  }
+
+  /** A pool that is gone took every block with it. */
+  destroy(): void {
+    if (this.#pool.disposed) return;
+    if (this.#others === undefined && !this.#first.disposed) this.#free(pointerOf(this.#first));
+    else this.#freeAfterAll();
+  }
+
+  #free(stream: Ptr): void {
+    const status = native().fn.lm_pool_free(pointerOf(this.#pool), this.#handle, stream);
+    check(native(), pointerOf(this.#pool.device), status, "DeviceBuffer.dispose");
+  }
+
+  /** In the order of the first stream that is there, after the others; one that is disposed has finished its work. */
+  #freeAfterAll(): void {
+    const [home, ...rest] = [...this].filter((stream) => !stream.disposed);
+    if (home !== undefined) {
+      for (const stream of rest) followStream(home, stream);
+      this.#free(pointerOf(home));
+      return;
+    }
+    const { fn } = native();
+    const ctx = pointerOf(this.#pool.device);
+    const spare = fn.lm_stream_create(ctx, 0); // any stream will do
+    if (spare === null) throw creationError(native(), ctx, "DeviceBuffer.dispose");
+    try {
+      this.#free(spare);
+    } finally {
+      fn.lm_stream_destroy(spare);
+    }
+  }
 }
 
 /** {@linkcode Device.createPool}. */
