@@ -79,6 +79,7 @@ function planLongest(model: ModelName, budget: number, hostBudget: number): RunP
     savePoints: null,
     lossChunkTokens: null,
     hostBudget,
+    weights: hostBudget > 0 ? null : ("resident" as const), // random weights go to memory, never to a file
     profile,
     step: fullLoad(tokens),
   });
