@@ -45,6 +45,7 @@ export function searchShape(
     savePoints: null,
     lossChunkTokens: null,
     hostBudget: 0,
+    weights: (choices.hostBudget ?? 0) > 0 ? null : "resident", // random weights go to memory, never to a file
     ...choices,
     profile,
     step: { load: randomLoad(documents, tokens), microBatches: 1 },

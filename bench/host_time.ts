@@ -39,19 +39,19 @@ for (const mode of ["graph", "eager"] as const) {
   let calls = 0;
   for (let repeat = 0; repeat < REPEATS; repeat++) {
     await session.stage(long, 1);
-    executor.run("train", session.headChunks(long));
+    await executor.run("train", session.headChunks(long));
     await session.stage(batch, 1);
     for (let round = 0; round < (repeat === 0 ? WARM : 0); round++) {
-      executor.run("train", chunks);
+      await executor.run("train", chunks);
       if (mode === "eager") await executor.stream.done();
     }
     await executor.stream.done();
     await session.stage(long, 1);
-    executor.run("train", session.headChunks(long));
+    await executor.run("train", session.headChunks(long));
     await session.stage(batch, 1);
     const before = executor.device.stats().kernelLaunches;
     const start = performance.now();
-    for (let round = 0; round < rounds; round++) executor.run("train", chunks);
+    for (let round = 0; round < rounds; round++) await executor.run("train", chunks);
     times.push((performance.now() - start) / rounds);
     calls = (executor.device.stats().kernelLaunches - before) / rounds;
     await executor.stream.done();

@@ -6,11 +6,19 @@ import type { Command } from "commander";
 import type { LoadProgress } from "../api/io/load_tensors.ts";
 import { formatBytes } from "../api/plan/report.ts";
 import type { Notice } from "../api/train/notice.ts";
+import type { WeightPlace } from "../api/train/run_plan.ts";
 import { LoraTrainer } from "../api/train/trainer.ts";
 import { LoramemError } from "../ffi/error.ts";
 import { formatDuration, StatusLine } from "./status_line.ts";
 import { listenForStop } from "./stop_signal.ts";
 import { addTrainFlags, type RunSettings, readTrainFlags } from "./train_flags.ts";
+
+/** What is said of streamed weights. */
+const WEIGHTS: Readonly<Record<WeightPlace, string>> = {
+  resident: "",
+  stream: ", weights streamed from host memory",
+  file: ", weights streamed from a file",
+};
 
 /** Adds the subcommand to the program. */
 export function addTrainCommand(program: Command): void {
@@ -42,7 +50,7 @@ async function train(settings: RunSettings): Promise<number> {
   print(
     `${trainer.parameters} trained parameters, ${trainer.totalSteps} steps of ${options.batchSize} documents, ` +
       `${trainer.tokensPerMicroBatch} tokens at once, save points ${trainer.savePoints}` +
-      (trainer.weights === "stream" ? ", weights streamed from host memory" : ""),
+      WEIGHTS[trainer.weights],
   );
   print(
     `${formatBytes(trainer.plan.deviceBytes)} on the device, known before the first step:\n${trainer.plan}`,

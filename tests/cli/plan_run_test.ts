@@ -91,9 +91,13 @@ test("plan refuses a budget that nothing fits, and says what would help", async 
     assert.ok(stderr.includes(`weights ${weights}`), stderr);
     assert.ok(!/\n\s+at /.test(stderr), stderr);
   }
-  const short = await plan(...flags, "--budget", "8GiB", "--host-memory-budget", "10GiB");
+  flags.push("--budget", "8GiB", "--host-memory-budget", "10GiB");
+  const short = await plan(...flags, "--weights", "stream");
   assert.equal(short.code, 1);
   assert.match(short.stderr, /give 13\.\d\d GiB of host memory with hostMemoryBudget/);
+  const { stdout } = await plan(...flags);
+  assert.match(stdout, /\n {2}file +\d+ B +13\.\d\d GiB {2}on the disk/);
+  assert.match(stdout, /Chosen: .*, weights streamed from a file/);
 });
 
 test("plan streams the weights of a model that is larger than the device", async () => {

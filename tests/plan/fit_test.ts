@@ -126,8 +126,11 @@ test("FitSearch.fit() keeps to the host budget, and names it where it is what is
     searchOf(spec, { weights: null, hostBudget }).fit(budget * GIB);
   assert.ok(fit(13.5 * GIB, 6).plan.classes.host <= 13.5 * GIB);
   assert.equal(fit(0, 24).plan.classes.host, 0);
+  // Where it does not hold the layers, they are in a file.
+  assert.equal(fit(8 * GIB, 6).spec.weights, "file");
+  assert.equal(fit(8 * GIB, 6).plan.classes.file, 32 * 436_224_000);
   assert.throws(
-    () => fit(8 * GIB, 6),
+    () => searchOf(spec, { weights: "stream", hostBudget: 8 * GIB }).fit(6 * GIB),
     refuses(
       /6\.00 GiB given/,
       /give 13\.\d\d GiB of host memory with hostMemoryBudget \(8\.00 GiB now\)/,

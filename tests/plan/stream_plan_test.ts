@@ -96,17 +96,21 @@ function times(tokens: number, weights: WeightPlace, points: SavePolicy) {
     const { to, from } = attributes as Transfer;
     if (kind.name === "transfer" && to.memory !== "host") copied += bytesOf(from);
   }
-  return { seconds, waiting: phases.waiting, link: copied / profile.link };
+  const { link, disk } = profile;
+  return { seconds, waiting: phases.waiting, link: copied / link, disk: copied / disk };
 }
 
-test("forecastStep() takes as long as the ops or as the link, whichever is slower, and never both", () => {
+test("forecastStep() takes as long as the ops, the link or the disk, whichever is slowest, and never all of them", () => {
   for (const tokens of [1024, 4096, 16_384]) {
     const resident = times(tokens, "resident", "checkpoint");
     const streamed = times(tokens, "stream", "checkpoint");
+    const filed = times(tokens, "file", "checkpoint");
     const offloaded = times(tokens, "resident", "offload");
     assert.equal(resident.waiting, 0);
     const slower = Math.max(resident.seconds, streamed.link);
     assert.ok(streamed.seconds > slower && streamed.seconds < 1.25 * slower, `${tokens}`);
+    const slowest = Math.max(resident.seconds, filed.disk);
+    assert.ok(filed.seconds > slowest && filed.seconds < 1.25 * slowest, `${tokens}`);
     const more = offloaded.seconds / resident.seconds;
     assert.ok(more > 1 && more < 1.02, `${tokens}: ${more}`);
   }

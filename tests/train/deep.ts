@@ -1,4 +1,4 @@
-/** Golden models made deeper: their layers over and over, so that weights and layer inputs have somewhere to go. */
+/** Golden models made deeper: their layers over and over, each time different, so that weights and layer inputs have somewhere to go. */
 import { mkdirSync, readFileSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import type { AdapterTensors } from "../../src/api/io/adapter.ts";
@@ -13,13 +13,27 @@ import { type Golden, readGolden } from "./support.ts";
 const LAYER = /\blayers\.(\d+)\./;
 
 /** Copies of something that belongs to a layer: one for every layer of the deep model that repeats it. */
-function repeat<T>(name: string, layers: number, depth: number, copy: (name: string) => T): T[] {
+function repeat<T>(
+  name: string,
+  layers: number,
+  depth: number,
+  copy: (name: string, times: number) => T,
+): T[] {
   const layer = LAYER.exec(name)?.[1];
-  if (layer === undefined) return [copy(name)];
+  if (layer === undefined) return [copy(name, 0)];
   const copies: T[] = [];
   for (let at = Number(layer); at < depth; at += layers)
-    copies.push(copy(name.replace(LAYER, `layers.${at}.`)));
+    copies.push(copy(name.replace(LAYER, `layers.${at}.`), copies.length));
   return copies;
+}
+
+/** Other weights of the same kind: a window that holds the wrong layer must show. */
+function rotated(data: Uint8Array<ArrayBuffer>, times: number): Uint8Array<ArrayBuffer> {
+  const at = (16 * times) % data.byteLength; // whole elements of any type
+  const result = new Uint8Array(data.byteLength);
+  result.set(data.subarray(at));
+  result.set(data.subarray(0, at), data.byteLength - at);
+  return result;
 }
 
 /** A golden case with `depth` layers; its reference results do not apply any more. */
@@ -41,11 +55,11 @@ export async function deepGolden(name: string, depth: number): Promise<Golden & 
     const data = new Uint8Array(entry.bytes);
     await file.read(entry, data);
     tensors.push(
-      ...repeat(entry.name, layers, depth, (to) => ({
+      ...repeat(entry.name, layers, depth, (to, times) => ({
         name: to,
         dtype: entry.dtype,
         shape: entry.shape,
-        data,
+        data: rotated(data, times),
       })),
     );
   }

@@ -4,7 +4,13 @@
  */
 import assert from "node:assert/strict";
 import type { Op, ProgramName } from "../../src/api/graph/program.ts";
-import { bytesOf, type MemoryClass, rootOf, type Value } from "../../src/api/graph/value.ts";
+import {
+  bytesOf,
+  MEMORY_CLASSES,
+  type MemoryClass,
+  rootOf,
+  type Value,
+} from "../../src/api/graph/value.ts";
 import { hostView } from "../../src/api/memory/internal.ts";
 import type { DeviceBuffer, PinnedBuffer } from "../../src/api/memory/mod.ts";
 import type { Session } from "../../src/api/train/session.ts";
@@ -88,7 +94,9 @@ export async function shadowRun(
   await arenas.read();
 
   const rangesOf = (values: readonly Value[]): Ranges => {
-    const ranges: Ranges = { weights: [], trainable: [], activations: [], staging: [], host: [] };
+    const ranges = Object.fromEntries(
+      MEMORY_CLASSES.map((name) => [name, []]),
+    ) as unknown as Ranges;
     for (const value of values) {
       const start = plan.offset(value);
       ranges[value.memory].push([start, start + bytesOf(value)]);

@@ -39,7 +39,7 @@ for (const device of KINDS) {
       using golden = await deepGolden(name, DEPTH);
       const reference = await outcome(golden, { device });
       for (const policy of MIXES) {
-        for (const weights of ["resident", "stream"] as const) {
+        for (const weights of ["resident", "stream", "file"] as const) {
           for (const mode of ["graph", "eager"] as const) {
             const setup = { device, policy, weights, mode };
             assert.deepEqual(await outcome(golden, setup), reference, JSON.stringify(setup));

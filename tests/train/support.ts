@@ -177,12 +177,14 @@ export async function openGolden(
   const { device: kind = "cpu", threads = 2, sim } = setup;
   const device = await Device.open(kind, { threads, ...sim });
   const session = Session.commit(device, run, setup.mode ?? "graph", setup.scaler);
-  await using ring = device.createFileRing(SMALL_RING);
+  const ring = device.createFileRing(SMALL_RING);
   await loadWeights(session.executor, run, files, ring);
   await importAdapters(session.executor, run, golden.adapter0.tensors);
+  if (setup.weights !== "file") await ring.dispose();
   return Object.assign(session, {
     async [Symbol.asyncDispose]() {
       await session.dispose();
+      await ring.dispose();
       await device[Symbol.asyncDispose]();
     },
   });

@@ -59,7 +59,7 @@ export async function generateTokens(
     ints.set(ids, at(block.ids));
     for (let row = 0; row < ids.length; row++) ints[at(block.positions) + row] = past + row;
     executor.upload(block.block, hostBlock);
-    executor.run(program);
+    await executor.run(program);
     executor.download(hostToken, block.token);
     await executor.stream.done();
     past += ids.length;

@@ -31,7 +31,7 @@ export interface FillCall {
   readonly fill: Value;
 }
 
-/** A copy between host and device on a copy stream, beside the ops that follow. */
+/** A copy between host and device, or from a file to the device, beside the ops that follow. */
 export interface CopyCall {
   readonly copyTo: Value;
   readonly copyFrom: Value;
@@ -41,6 +41,8 @@ export interface CopyCall {
 export interface AwaitCall {
   /** What the copy wrote. */
   readonly awaited: Value;
+  /** What it read. */
+  readonly awaitedFrom: Value;
 }
 
 /** What an op is bound to. Copies and waits are calls of streams: they stand between recorded segments. */
@@ -130,7 +132,7 @@ export interface Program {
   readonly opening: readonly Transfer[];
 }
 
-/** A copy between host and device memory. */
+/** A copy between host and device memory, or from a file to the device. */
 export interface Transfer {
   readonly to: Value;
   readonly from: Value;

@@ -11,9 +11,9 @@ export { DTYPES, type DType };
  * `weights` frozen weights and constants, `trainable` masters, gradients, moments, copies and step state,
  * `activations` everything that lives inside one program, `staging` page-locked host memory for inputs and results, `host`
  * page-locked host memory for what visits the device only while it is needed (streamed weights, offloaded layer inputs)
- * and for the copy of the state that a checkpoint is written from.
+ * and for the copy of the state that a checkpoint is written from, `file` bytes of a file from which weights are streamed.
  */
-export type MemoryClass = "weights" | "trainable" | "activations" | "staging" | "host";
+export type MemoryClass = "weights" | "trainable" | "activations" | "staging" | "host" | "file";
 
 /** Every memory class, in the order of reports. */
 export const MEMORY_CLASSES: readonly MemoryClass[] = [
@@ -22,6 +22,7 @@ export const MEMORY_CLASSES: readonly MemoryClass[] = [
   "activations",
   "staging",
   "host",
+  "file",
 ];
 
 /** Every slot starts at a multiple of this many bytes, on every backend. */

@@ -7,11 +7,11 @@ import { arrival, transfer } from "./ops/transfer.ts";
 import type { Op, OpKind, Phase, Program, Segment, Transfer } from "./program.ts";
 import type { Value } from "./value.ts";
 
-/** Weights of decoder layers that live on the host and come to the device one after the other. */
+/** Weights of decoder layers that live on the host or in a file and come to the device one after the other. */
 export interface WeightStream {
   /** On the device; layer l comes to window l modulo their number. */
   readonly windows: readonly Value[];
-  /** On the host, one value per layer. */
+  /** On the host or in a file, one value per layer. */
   readonly layers: readonly Value[];
 }
 

@@ -4,6 +4,7 @@ import {
   bytesOf,
   DTYPES,
   type DType,
+  type MemoryClass,
   makeValue,
   type Value,
   viewOf,
@@ -154,11 +155,15 @@ export function layoutWeights(
   return { embedding, layers, finalNorm, head, cos, sin, values, sources, stream: null };
 }
 
+/** Layers start at multiples of this many bytes of a file, so that no read of one touches another's blocks. */
+const FILE_BLOCK = 4096;
+
 /**
- * The same weights with those of the layers on the host: the layers read windows on the device, to which they are copied one
- * after the other. Everything outside the layers stays on the device.
+ * The same weights with those of the layers on the host or in a file: the layers read windows on the device, to which they are
+ * copied one after the other. Everything outside the layers stays on the device. Those of a file are filled in their windows,
+ * layer by layer, and written from there.
  */
-export function streamLayers(resident: DecoderWeights): DecoderWeights {
+export function streamLayers(resident: DecoderWeights, place: "host" | "file"): DecoderWeights {
   const places = new Map<Value, number>();
   const sizes = resident.layers.map((layer) => {
     let bytes = 0;
@@ -167,15 +172,15 @@ export function streamLayers(resident: DecoderWeights): DecoderWeights {
       places.set(value, bytes);
       bytes += aligned(bytesOf(value));
     }
-    return bytes;
+    return place === "file" ? Math.ceil(bytes / FILE_BLOCK) * FILE_BLOCK : bytes;
   });
-  const block = (name: string, bytes: number, memory: "host" | "weights", layer: number | null) =>
+  const block = (name: string, bytes: number, memory: MemoryClass, layer: number | null) =>
     makeValue(name, "f32", [bytes / DTYPES.f32.bytes], { memory, layer });
   const largest = Math.max(...sizes);
   const windows = sizes
     .slice(0, WINDOWS)
     .map((_, index) => block(`window${index}`, largest, "weights", null));
-  const hosts = sizes.map((bytes, layer) => block("layer", bytes, "host", layer));
+  const stored = sizes.map((bytes, layer) => block("layer", bytes, place, layer));
   const within = (base: Value, value: Value): Value => {
     const elements = (places.get(value) as number) / DTYPES[base.dtype].bytes;
     const view = viewOf(base, value.name, value.shape, elements, value.pitch, value.dtype);
@@ -191,9 +196,10 @@ export function streamLayers(resident: DecoderWeights): DecoderWeights {
   const sources = resident.sources.map((source) => {
     const { layer } = source.value;
     if (layer === null) return source;
-    return { ...source, value: within(hosts[layer] as Value, source.value) };
+    const from = place === "file" ? windows[layer % WINDOWS] : stored[layer];
+    return { ...source, value: within(from as Value, source.value) };
   });
   const outside = resident.values.filter(({ layer }) => layer === null);
-  const values = [...outside, ...windows, ...hosts];
-  return { ...resident, layers, sources, values, stream: { windows, layers: hosts } };
+  const values = [...outside, ...windows, ...stored];
+  return { ...resident, layers, sources, values, stream: { windows, layers: stored } };
 }

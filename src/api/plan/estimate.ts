@@ -10,7 +10,7 @@ import { type OffloadedInput, type WeightStream, weaveTransfers } from "../graph
 import { type Buffer, keptValue, programBuffers } from "./liveness.ts";
 import type { DeviceProfile } from "./profiles.ts";
 import { isOffloaded, SAVE_POLICIES, type SavePoints, type SavePolicy } from "./save_points.ts";
-import { directionOf, StepClock } from "./time.ts";
+import { type Direction, directionOf, StepClock } from "./time.ts";
 
 /** Bytes of one layer under one policy. */
 interface LayerShare {
@@ -122,7 +122,7 @@ export function policyShares(
 /** What happens between the runs of a training program, in order: a number is the run of that index. */
 export type Schedule = readonly (
   | number
-  | { readonly to: Value; readonly bytes: number; readonly direction: "toDevice" | "toHost" }
+  | { readonly to: Value; readonly bytes: number; readonly direction: Direction }
   | { readonly awaited: Value }
 )[];
 

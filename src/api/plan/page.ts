@@ -83,7 +83,7 @@ function renderSummary({ plans }: PageData): string {
   const head = columns.map((name) => `<th scope="col">${name}</th>`).join("");
   return (
     '<div class="scroll"><table class="summary"><caption>Device is weights, trainable and activations ' +
-    `together; staging and host are page-locked host memory</caption><thead><tr>${head}</tr></thead>` +
+    `together; staging and host are page-locked host memory, file is on the disk</caption><thead><tr>${head}</tr></thead>` +
     `<tbody>${rows.join("")}</tbody></table></div>`
   );
 }

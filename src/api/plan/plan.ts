@@ -76,12 +76,12 @@ export class Plan {
     this.forecast = timing === undefined ? null : forecastStep(every, timing.profile, timing.step);
   }
 
-  /** Bytes on the device: all classes but those of page-locked host memory. */
+  /** Bytes on the device: all classes but those of page-locked host memory and of the weights file. */
   get deviceBytes(): number {
     return this.classes.weights + this.classes.trainable + this.classes.activations;
   }
 
-  /** Bytes of everything, host memory included. */
+  /** Bytes of everything, host memory and the weights file included. */
   get totalBytes(): number {
     return MEMORY_CLASSES.reduce((sum, memory) => sum + this.classes[memory], 0);
   }
@@ -122,6 +122,7 @@ export function makePlan(input: PlanInput): Plan {
     activations: 0,
     staging: 0,
     host: 0,
+    file: 0,
   };
   for (const value of resident) {
     slots.set(value, { offset: classes[value.memory], bytes: aligned(bytesOf(value)) });

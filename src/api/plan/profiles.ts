@@ -28,6 +28,8 @@ export interface DeviceProfile {
   readonly bandwidth: number;
   /** Bytes per second between page-locked host memory and the device, one way. */
   readonly link: number;
+  /** Bytes per second read from the disk that streamed weights may be on, around the page cache. */
+  readonly disk: number;
   /** Seconds that every kernel costs besides: its launch, and filling and draining the device. */
   readonly launch: number;
   /** Device memory in bytes; null = ask the machine. */
@@ -42,13 +44,17 @@ const GIB = 2 ** 30;
 /** PCIe 4 with 16 lanes; stands in where a profile names no rate of its link. */
 const LINK = 25e9;
 
+/** One NVMe drive; stands in where a profile names no rate of its disk. */
+const DISK = 2e9;
+
 /** The profiles that come with loramem. */
 export const PROFILES: readonly DeviceProfile[] = [
   {
     // Products, bandwidth and launch fitted to the measured steps of three models under every policy, budgets among them (a
     // later run: bench/results/budget_runs.json): products alone reach 730-790 TFLOP/s on random data; copies reach 4.15 TB/s, the
     // norms, activations, adapters and losses of a step together less than half of that. Attention at head sizes 64 to 128.
-    // Context 527 MiB, cuBLASLt 4 MiB, graphs 4 MiB. The link is what PCIe 5 with 16 lanes leaves to large copies.
+    // Context 527 MiB, cuBLASLt 4 MiB, graphs 4 MiB. The link is what PCIe 5 with 16 lanes leaves to large copies, the
+    // disk what cold reads of its host reached.
     name: "h200",
     title: "NVIDIA H200 (measured)",
     peak: { single: 67e12, half: 989e12 },
@@ -56,6 +62,7 @@ export const PROFILES: readonly DeviceProfile[] = [
     attention: { single: 15e12, half: 250e12 },
     bandwidth: 1.85e12,
     link: 55e9,
+    disk: 2.1e9,
     launch: 4e-6,
     memory: 139 * GIB,
     driver: 535 * MIB,
@@ -70,6 +77,7 @@ export const PROFILES: readonly DeviceProfile[] = [
     attention: { single: 6e12, half: 160e12 },
     bandwidth: 1.7e12,
     link: LINK,
+    disk: DISK,
     launch: 4e-6,
     memory: 79 * GIB,
     driver: null,
@@ -83,6 +91,7 @@ export const PROFILES: readonly DeviceProfile[] = [
     attention: { single: 15e12, half: 110e12 },
     bandwidth: 0.9e12,
     link: LINK,
+    disk: DISK,
     launch: 3e-6,
     memory: 23.5 * GIB,
     driver: null,
@@ -96,6 +105,7 @@ export const PROFILES: readonly DeviceProfile[] = [
     attention: { single: 7e12, half: 45e12 },
     bandwidth: 0.82e12,
     link: LINK,
+    disk: DISK,
     launch: 4e-6,
     memory: 23.5 * GIB,
     driver: null,
@@ -109,6 +119,7 @@ export const PROFILES: readonly DeviceProfile[] = [
     attention: { single: 30e9, half: 30e9 },
     bandwidth: 20e9,
     link: 10e9,
+    disk: DISK,
     launch: 5e-6,
     memory: null,
     driver: null,
@@ -166,6 +177,7 @@ export function parseProfile(json: unknown, where: string): DeviceProfile {
     attention: rates("attention"),
     bandwidth: rate(fields.bandwidth, "bandwidth"),
     link: rate(fields.link ?? LINK, "link"),
+    disk: rate(fields.disk ?? DISK, "disk"),
     launch: rate(fields.launch, "launch"),
     memory: bytes("memory"),
     driver: bytes("driver"),

@@ -10,6 +10,7 @@ const WHAT: Readonly<Record<MemoryClass, string>> = {
   activations: "everything inside a step, evaluation, generation",
   staging: "page-locked host memory: inputs and results",
   host: "page-locked host memory: streamed weights, offloaded layer inputs, the state that is saved",
+  file: "on the disk: weights that are streamed from a file",
 };
 
 /** Largest values listed at the peak. */

@@ -59,7 +59,7 @@ export class StepClock {
   /** Seconds in which ops waited for copies. */
   waiting = 0;
   readonly #profile: DeviceProfile;
-  readonly #links = { toDevice: 0, toHost: 0 };
+  readonly #links: Record<Direction, number> = { toDevice: 0, toHost: 0, fromFile: 0 };
   readonly #ended = new Map<unknown, number>();
 
   constructor(profile: DeviceProfile) {
@@ -72,10 +72,11 @@ export class StepClock {
   }
 
   /** Starts a copy. @param to What it is awaited by. */
-  copy(to: unknown, bytes: number, direction: "toDevice" | "toHost"): void {
+  copy(to: unknown, bytes: number, direction: Direction): void {
     this.#call();
+    const { launch, link, disk } = this.#profile;
     const start = Math.max(this.#links[direction], this.ops);
-    const end = start + this.#profile.launch + bytes / this.#profile.link;
+    const end = start + launch + bytes / (direction === "fromFile" ? Math.min(disk, link) : link);
     this.#links[direction] = end;
     this.#ended.set(to, end);
   }
@@ -95,8 +96,12 @@ export class StepClock {
   }
 }
 
-/** Direction of a copy. */
-export function directionOf({ to }: Transfer): "toDevice" | "toHost" {
+/** Way of a copy; those of different ways run side by side. */
+export type Direction = "toDevice" | "toHost" | "fromFile";
+
+/** Way of a copy. */
+export function directionOf({ to, from }: Transfer): Direction {
+  if (from.memory === "file") return "fromFile";
   return to.memory === "host" ? "toHost" : "toDevice";
 }
 

@@ -23,6 +23,7 @@ import { formatBytes } from "../plan/report.ts";
 import { type Algorithms, choiceKey, readChoices, timeChoices, useChoices } from "./choices.ts";
 import { type BoundCopy, Copies, type Location } from "./copies.ts";
 import { groupOps, type OpGroup, type RangeName, Ranges, rangeName } from "./ranges.ts";
+import type { LayerRead, WeightsFile } from "./weights_file.ts";
 
 /** How segments run: replayed from a recording, or op by op. */
 export type ExecutionMode = "graph" | "eager";
@@ -32,7 +33,9 @@ type BoundCall =
   | { readonly kernel: KernelName; readonly args: Uint8Array<ArrayBuffer> }
   | { readonly fill: Location; readonly bytes: number }
   | { readonly copy: BoundCopy }
-  | { readonly awaited: Event };
+  | { readonly awaited: Event }
+  | { readonly read: LayerRead }
+  | { readonly loaded: Value };
 
 interface BoundSegment {
   readonly name: string;
@@ -44,6 +47,8 @@ interface BoundSegment {
   /** What profilers see: the segment, and its layers and phases. */
   readonly range: RangeName;
   readonly groups: readonly OpGroup[];
+  /** The window that has to be read from the weights file before; null = none. */
+  readonly loaded: Value | null;
   graph: Graph | null;
 }
 
@@ -74,6 +79,7 @@ export class Executor {
   readonly #ranges: Ranges | null;
   /** Copies that fill the windows before the first program; null once they are enqueued. */
   #opening: readonly Transfer[] | null;
+  #weightsFile: WeightsFile | null = null;
 
   private constructor(plan: Plan, mode: ExecutionMode, reserved: Reserved) {
     this.device = reserved.device;
@@ -104,7 +110,7 @@ export class Executor {
     const arenas = new Map<MemoryClass, DeviceBuffer | PinnedBuffer>();
     for (const memory of MEMORY_CLASSES) {
       const bytes = plan.classes[memory];
-      if (bytes === 0) continue;
+      if (bytes === 0 || memory === "file") continue;
       const options = { label: memory };
       try {
         const arena = DEVICE_CLASSES.includes(memory)
@@ -134,6 +140,7 @@ export class Executor {
     const { copies, arenas } = this.#reserved;
     // What fails in a copy fails what waits for it in the stream of the ops, which reports it, or else was not needed.
     await Promise.allSettled([copies?.dispose(), this.copyStream.dispose()]);
+    await this.#weightsFile?.dispose();
     try {
       await this.stream.dispose();
     } finally {
@@ -151,6 +158,12 @@ export class Executor {
   async done(): Promise<void> {
     await this.stream.done();
     await this.#reserved.copies?.done();
+    await this.#weightsFile?.done();
+  }
+
+  /** Takes over the file that layers are streamed from, before the first program of a plan that needs one. */
+  useWeightsFile(file: WeightsFile): void {
+    this.#weightsFile = file;
   }
 
   /** The activations as plain memory: they hold nothing between programs. */
@@ -224,14 +237,17 @@ export class Executor {
   }
 
   /**
-   * Enqueues one program.
+   * Enqueues one program; resolves when all of it is. Only layers that come from a file make it wait: what computes them is
+   * enqueued once they are there and their checksum is right.
    *
    * @param headChunks Chunks of labelled rows that hold data; the segments of later ones are skipped.
+   * @throws {LoramemError} Rejects with IO naming the layer that could not be read, DEVICE. Nothing can be run from then on.
    */
-  run(name: ProgramName, headChunks: number = Number.POSITIVE_INFINITY): void {
+  async run(name: ProgramName, headChunks: number = Number.POSITIVE_INFINITY): Promise<void> {
     if (this.#opening !== null) this.#open();
     for (const segment of this.#programs.get(name) as readonly BoundSegment[]) {
       if (segment.headChunk !== null && segment.headChunk >= headChunks) continue;
+      if (segment.loaded !== null) await this.#layers.arrived(segment.loaded);
       if (this.#ranges === null) this.#play(segment);
       else this.#ranges.around(segment.range, () => this.#play(segment));
     }
@@ -249,6 +265,7 @@ export class Executor {
     const { ops } = (this.plan.programs.get(name) as ProgramPlan).program;
     for (const segment of this.#programs.get(name) as readonly BoundSegment[]) {
       if (segment.headChunk !== null && segment.headChunk >= headChunks) continue;
+      if (segment.loaded !== null) await this.#layers.arrived(segment.loaded);
       for (const [index, bound] of segment.ops.entries()) {
         await visit(ops[segment.from + index] as Op, () => this.#launch(bound));
       }
@@ -326,7 +343,9 @@ export class Executor {
         const mine = program.ops.slice(from, to);
         const ops = mine.map((op) => this.#bindOp(op));
         const range = rangeName(`${program.name}: ${name}`);
-        return { name, headChunk, from, ops, range, groups: groupOps(mine), graph: null };
+        const wait = ops.flat().find((call) => "loaded" in call);
+        const loaded = wait?.loaded ?? null;
+        return { name, headChunk, from, ops, range, groups: groupOps(mine), loaded, graph: null };
       });
       this.#programs.set(program.name, segments);
       if (this.#mode === "eager") continue;
@@ -342,8 +361,16 @@ export class Executor {
   }
 
   #bindCall(call: OpCall): BoundCall {
-    if ("copyTo" in call) return { copy: this.#copies.bind(call, (value) => this.locate(value)) };
-    if ("awaited" in call) return { awaited: this.#copies.ended(call.awaited) };
+    if ("copyTo" in call) {
+      const { copyTo: window, copyFrom: layer } = call;
+      if (layer.memory !== "file")
+        return { copy: this.#copies.bind(call, (value) => this.locate(value)) };
+      return { read: { layer, at: this.plan.offset(layer), window, to: this.locate(window) } };
+    }
+    if ("awaited" in call) {
+      if (call.awaitedFrom.memory === "file") return { loaded: call.awaited };
+      return { awaited: this.#copies.ended(call.awaited) };
+    }
     if ("fill" in call) return { fill: this.locate(call.fill), bytes: bytesOf(call.fill) };
     const fields: Record<string, Ptr | number | null> = {};
     for (const [field, value] of Object.entries(call.fields)) {
@@ -362,12 +389,18 @@ export class Executor {
       if ("kernel" in call) launchPacked(this.device, call.kernel, call.args, this.stream);
       else if ("copy" in call) this.#copies.start(call.copy);
       else if ("awaited" in call) this.#copies.await(call.awaited);
-      else this.stream.fill(call.fill.buffer, 0, { bytes: call.bytes, offset: call.fill.offset });
+      else if ("read" in call) this.#layers.start(call.read, this.stream);
+      else if ("fill" in call)
+        this.stream.fill(call.fill.buffer, 0, { bytes: call.bytes, offset: call.fill.offset });
     }
   }
 
   get #copies(): Copies {
     return this.#reserved.copies as Copies;
+  }
+
+  get #layers(): WeightsFile {
+    return this.#weightsFile as WeightsFile;
   }
 }
 

@@ -119,9 +119,9 @@ export function clip(value: string | number | boolean): string {
   return text.length > CLIPPED ? `${text.slice(0, CLIPPED)}...` : text;
 }
 
-/** Options as plain data, without records given in memory, and without those of the checkpoints themselves. */
+/** Options as plain data, without records given in memory, and without the folders and checkpoints of this run. */
 export function plainOptions(options: ResolvedOptions): Record<string, unknown> {
-  const { data, evalData, runDir, saveEvery, keepLast, resume, ...others } = options;
+  const { data, evalData, runDir, weightsFolder, saveEvery, keepLast, resume, ...others } = options;
   const paths = Object.entries({ data, evalData }).filter(([, from]) => typeof from === "string");
   return JSON.parse(JSON.stringify({ ...Object.fromEntries(paths), ...others }));
 }

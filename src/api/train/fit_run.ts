@@ -1,7 +1,8 @@
 /**
  * Fits a run into a byte budget: the fastest combination of weight place, save points and loss chunk whose plan fits, or
- * what would help. Weights stay on the device where that fits; they are streamed where the budget needs it. The choice changes when values are computed and for how long they stay, never what they are, and never which
- * documents form a step.
+ * what would help. Weights stay on the device where that fits; they are streamed where the budget needs it, from a file
+ * where host memory does not hold them either. The choice changes when values are computed and for how long they stay, never
+ * what they are, and never which documents form a step.
  */
 import { LoramemError } from "../../ffi/error.ts";
 import type { Program, ProgramName } from "../graph/program.ts";
@@ -74,7 +75,7 @@ const TOKEN_STEP = 64;
 /** Combinations try at most this many numbers of offloaded layers. */
 const OFFLOAD_COUNTS = 8;
 
-/** All combinations of a run: those with resident weights first, then the fastest first. */
+/** All combinations of a run: by the place of the weights first, then the fastest first. */
 export class FitSearch {
   readonly spec: RunSpec;
   readonly options: FitOptions;
@@ -213,7 +214,8 @@ export class FitSearch {
       };
       const onDevice = values.values.filter((value) => !layers.includes(value));
       const deviceBytes = bytesOfAll(onDevice);
-      return { weights, deviceBytes, hostBytes: bytesOfAll(layers), scheduleFor };
+      const hostBytes = bytesOfAll(layers.filter(({ memory }) => memory === "host"));
+      return { weights, deviceBytes, hostBytes, scheduleFor };
     });
   }
 
@@ -227,7 +229,7 @@ export class FitSearch {
   #refusal(budget: number): LoramemError {
     const { plan, savePoints, spec } = this.plan(this.smallest);
     const { weights, trainable, activations } = plan.classes;
-    const streamed = spec.weights === "stream" ? " and streamed weights" : "";
+    const streamed = spec.weights === "resident" ? "" : " and streamed weights";
     const message =
       `plan: the run does not fit the memory budget: ${formatBytes(budget)} given, ` +
       `${formatBytes(plan.deviceBytes)} (${plan.deviceBytes} bytes) needed even with save points ` +
@@ -252,7 +254,7 @@ export class FitSearch {
     }
     if (this.options.weights === "resident" && this.#streamedBytes() <= budget)
       ways.push(
-        'set weights to "auto" or "stream", which keeps those of the layers in host memory',
+        'set weights to "auto" or "stream", which keeps those of the layers in host memory, or "file"',
       );
     if (weights > budget)
       return `the weights alone do not fit: ${[...ways, "take a smaller model"].join(", or ")}`;

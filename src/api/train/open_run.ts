@@ -1,5 +1,5 @@
 /** Puts a run together: options, model, data, plan, device, weights, adapters; in the order in which mistakes are cheap. */
-
+import { tmpdir } from "node:os";
 import { LoramemError } from "../../ffi/error.ts";
 import { choosePrecision } from "../amp/precision.ts";
 import { type Adapter, readAdapter } from "../io/adapter.ts";
@@ -103,7 +103,8 @@ export async function openRun(raw: unknown, how: OpenOptions): Promise<OpenedRun
     (run) => Session.commit(device, run, options.execution, scalerOf(options), planned.algorithms),
   );
   undo.defer(() => session.dispose());
-  await loadWeights(session.executor, session.run, files, ring, how);
+  const folder = options.weightsFolder ?? options.runDir ?? tmpdir();
+  await loadWeights(session.executor, session.run, files, ring, { ...how, folder });
   const resumed = (await setup?.load(session)) ?? null;
   if (resumed === null) await loadAdapters(session, options, adapter);
   const checkpoints = (await setup?.start(session, resumed)) ?? null;

@@ -98,7 +98,14 @@ export const trainSchema = z.strictObject({
     .enum(["auto", ...WEIGHT_PLACES])
     .default("auto")
     .describe(
-      "where layer weights are: resident = on the device, stream = in host memory and copied layer by layer; auto = stream where the budget needs it",
+      "where layer weights are: resident = on the device, stream = in host memory and copied layer by layer, file = on the disk and read layer by layer; auto = the first of these that the budgets allow",
+    ),
+  weightsFolder: z
+    .string()
+    .min(1)
+    .optional()
+    .describe(
+      "folder of the file of weights: file, on a disk with room for the layers; default: runDir, else the system's folder for temporary files",
     ),
   hostMemoryBudget: z
     .union([z.literal("auto"), z.number().min(0), z.string().regex(BYTES)])

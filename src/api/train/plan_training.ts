@@ -258,7 +258,12 @@ function describeChoice(choice: {
   readonly weights: WeightPlace;
   readonly savePoints: string;
 }): string {
-  return choice.weights === "stream" ? `${choice.savePoints}, weights streamed` : choice.savePoints;
+  const places = {
+    resident: "",
+    stream: ", weights streamed",
+    file: ", weights streamed from a file",
+  };
+  return `${choice.savePoints}${places[choice.weights]}`;
 }
 
 /** Some of `front`, evenly over its bytes: the ends and what was chosen among them. */

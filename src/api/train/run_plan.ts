@@ -36,13 +36,13 @@ export interface RunSpec {
 }
 
 /**
- * Where the weights of the decoder layers are: all of them on the device, or in page-locked host memory, from where they
- * come layer by layer, one ahead of the layer that computes.
+ * Where the weights of the decoder layers are: all of them on the device, or in page-locked host memory (`"stream"`) or in a
+ * file, from where they come layer by layer, one ahead of the layer that computes.
  */
-export type WeightPlace = "resident" | "stream";
+export type WeightPlace = "resident" | "stream" | "file";
 
 /** Every place of the weights, fastest first. */
-export const WEIGHT_PLACES: readonly WeightPlace[] = ["resident", "stream"];
+export const WEIGHT_PLACES: readonly WeightPlace[] = ["resident", "stream", "file"];
 
 /** Page-locked host blocks. */
 export interface Staging {
@@ -86,7 +86,9 @@ export function modelParts(spec: RunSpec, savePoints: SavePoints): ModelParts {
   const positions = Math.max(dims.tokensPerMicroBatch, dims.contextTokens);
   const dtypeOf = (tensor: string) => weightType(spec.precision, spec.dtypeOf(tensor));
   const resident = layoutWeights(config, dtypeOf, positions);
-  const weights = spec.weights === "stream" ? streamLayers(resident) : resident;
+  const { weights: place = "resident" } = spec;
+  const weights =
+    place === "resident" ? resident : streamLayers(resident, place === "stream" ? "host" : "file");
   const adapters = layoutAdapters(config, spec.targets, type);
   return { config, weights, adapters, type, dims, savePoints, backend };
 }

@@ -196,7 +196,7 @@ export class Session {
     const { tokens, labelled } = step.load;
     this.#monitor.begin(this.executor.stream);
     await this.#runStep("train", step);
-    this.#enqueueUpdate(settings);
+    await this.#enqueueUpdate(settings);
     this.#monitor.end(this.executor.stream, { tokens, flops: this.#flops(step.load) });
     if (ahead !== null) {
       await this.#input.stage(ahead.batches[0] as PackedMicroBatch, 1 / ahead.load.labelled);
@@ -211,15 +211,15 @@ export class Session {
 
   /** The optimizer's part of a step: norm, clipping and update from the accumulated gradients, which are zeroed. */
   async update(labelled: number, settings: OptimizerSettings): Promise<StepResult> {
-    this.#enqueueUpdate(settings);
+    await this.#enqueueUpdate(settings);
     return await this.#readResult(labelled);
   }
 
-  #enqueueUpdate(settings: OptimizerSettings): void {
+  async #enqueueUpdate(settings: OptimizerSettings): Promise<void> {
     this.#useSettings(settings);
     if (this.#held !== null) this.executor.stream.waitEvent(this.#held);
     this.#held = null;
-    this.executor.run("optimizer");
+    await this.executor.run("optimizer");
     this.#steps++;
   }
 
@@ -260,7 +260,7 @@ export class Session {
       throw new LoramemError("OVER_PLAN", `session.logits: cannot run: ${what}: plan for it`);
     }
     await this.stage(batch, 0);
-    this.executor.run(base ? "logitsBase" : "logits");
+    await this.executor.run(base ? "logitsBase" : "logits");
     const vocab = logits.shape[1] as number;
     const { transfer } = this.run.staging;
     const host = this.executor.hostView(transfer, Float32Array);
@@ -300,7 +300,7 @@ export class Session {
       if (ready) this.#take();
       else await this.stage(batch, 1 / step.load.labelled);
       ready = false;
-      this.executor.run(name, this.headChunks(batch));
+      await this.executor.run(name, this.headChunks(batch));
     }
     return step.load.labelled;
   }

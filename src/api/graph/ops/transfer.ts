@@ -8,7 +8,7 @@ import type { OpKind, Transfer } from "../program.ts";
 export const transfer: OpKind<Transfer> = {
   name: "transfer",
   uses: ({ to, from }) => ({ reads: [from], writes: [to] }),
-  cost: () => [], // of the host link, which src/api/plan/time.ts runs beside the ops
+  cost: () => [], // of the host link or the disk, which src/api/plan/time.ts runs beside the ops
   bind: ({ to, from }) => ({ copyTo: to, copyFrom: from }),
 };
 
@@ -17,5 +17,5 @@ export const arrival: OpKind<Transfer> = {
   name: "arrival",
   uses: ({ to, from }) => ({ reads: [to, from], writes: [] }),
   cost: () => [],
-  bind: ({ to }) => ({ awaited: to }),
+  bind: ({ to, from }) => ({ awaited: to, awaitedFrom: from }),
 };
