@@ -80,22 +80,23 @@ enum { GATES = 64 };
 static int32_t *gate_words; /* mapped page-locked memory, allocated before any gate is closed */
 static int gates_used;
 
-/* Gives up after 20 seconds, so that a failure is not a hang. */
-__global__ void gate_wait(const volatile int32_t *word) {
+/* Gives up in the end, so that a failure is not a hang. */
+static const uint64_t GATE_MILLISECONDS = 20000;
+__global__ void gate_wait(const volatile int32_t *word, uint64_t milliseconds) {
   uint64_t start, now;
   asm volatile("mov.u64 %0, %globaltimer;" : "=l"(start));
   do asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
-  while (*word == 0 && now - start < UINT64_C(20000000000));
+  while (*word == 0 && now - start < milliseconds * 1000000);
 }
 
 struct gate {
   int32_t *word = NULL;
 };
 
-static inline void gate_hold(gate &g, lm_backend_stream *stream) {
+static inline void gate_hold(gate &g, lm_backend_stream *stream, uint64_t milliseconds = GATE_MILLISECONDS) {
   g.word = gate_words + gates_used++ % GATES;
   __atomic_store_n(g.word, 0, __ATOMIC_SEQ_CST);
-  gate_wait<<<1, 1, 0, stream->handle>>>(g.word);
+  gate_wait<<<1, 1, 0, stream->handle>>>(g.word, milliseconds);
   const cudaError_t error = cudaGetLastError();
   CHECK(error == cudaSuccess, "gate: %s", cudaGetErrorString(error));
   lm_cuda_enqueued(stream);
@@ -107,7 +108,7 @@ static inline void gate_open(gate &g) { __atomic_store_n(g.word, 1, __ATOMIC_SEQ
 static inline bool gates_ready(void) {
   if (cudaHostAlloc(reinterpret_cast<void **>(&gate_words), GATES * sizeof *gate_words, cudaHostAllocMapped)) return false;
   gate_words[0] = 1;
-  gate_wait<<<1, 1>>>(gate_words);
+  gate_wait<<<1, 1>>>(gate_words, GATE_MILLISECONDS);
   return cudaDeviceSynchronize() == cudaSuccess;
 }
 

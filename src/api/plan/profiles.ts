@@ -45,8 +45,8 @@ const LINK = 25e9;
 /** The profiles that come with loramem. */
 export const PROFILES: readonly DeviceProfile[] = [
   {
-    // Products, bandwidth and launch fitted to the measured steps of three models under every policy, budgets among them
-    // (bench/results/budget_runs.json): products alone reach 730-790 TFLOP/s on random data; copies reach 4.15 TB/s, the
+    // Products, bandwidth and launch fitted to the measured steps of three models under every policy, budgets among them (a
+    // later run: bench/results/budget_runs.json): products alone reach 730-790 TFLOP/s on random data; copies reach 4.15 TB/s, the
     // norms, activations, adapters and losses of a step together less than half of that. Attention at head sizes 64 to 128.
     // Context 527 MiB, cuBLASLt 4 MiB, graphs 4 MiB. The link is what PCIe 5 with 16 lanes leaves to large copies.
     name: "h200",
