@@ -1,12 +1,17 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
+import fc from "fast-check";
 import type { Value } from "../../src/api/graph/value.ts";
+import { linearModules } from "../../src/api/nn/config_tensors.ts";
+import { resolveLoraTargets } from "../../src/api/nn/lora_config.ts";
 import { keptBytesOfLayer } from "../../src/api/plan/report.ts";
 import { SAVE_POLICIES } from "../../src/api/plan/save_points.ts";
 import { type PlacedValues, verifyProgram } from "../../src/api/plan/verify.ts";
-import { planRun } from "../../src/api/train/run_plan.ts";
+import { planRun, WEIGHT_PLACES } from "../../src/api/train/run_plan.ts";
 import { DIMS, MODELS, planModel, specOf } from "./models.ts";
 import { shrunkSlots } from "./shrunk_slots.ts";
+
+const PROJECTIONS = ["q", "k", "v", "o", "gate", "up", "down"].map((name) => `${name}_proj`);
 
 test("makePlan() of Llama-3.1-8B keeps about 95 and 8 KB per token and layer", () => {
   const perToken = (policy: "keep" | "checkpoint") => {
@@ -41,6 +46,34 @@ test("makePlan() meets the lower bound on every program of real models", () => {
       }
     }
   }
+});
+
+// Mutant: without the upper end in nested(), in placement.ts.
+test("makePlan() meets the lower bound under any policies, sizes, LoRA and precision", () => {
+  const upTo = (max: number) => fc.integer({ min: 1, max });
+  const oneOf = <T>(values: readonly T[]) => fc.constantFrom(...values);
+  const property = fc.property(
+    oneOf(Object.keys(MODELS) as (keyof typeof MODELS)[]),
+    fc.array(oneOf(SAVE_POLICIES), { minLength: 32, maxLength: 32 }),
+    fc.record({ tokens: upTo(120), chunk: upTo(16), documents: upTo(30), prefill: upTo(8) }),
+    fc.record({ rank: upTo(256), targetModules: fc.subarray(PROJECTIONS, { minLength: 1 }) }),
+    oneOf(["bf16", "fp16", "fp32"] as const),
+    oneOf(WEIGHT_PLACES),
+    (name, points, { tokens, chunk, documents, prefill }, lora, precision, weights) => {
+      const spec = specOf(name, {
+        tokensPerMicroBatch: 64 * tokens,
+        documentsPerMicroBatch: documents,
+        lossChunkTokens: 64 * chunk,
+        prefillTokens: 64 * prefill,
+      });
+      const targets = resolveLoraTargets(linearModules(spec.config), { ...lora, alpha: 32 });
+      const run = { ...spec, targets, precision, weights };
+      const { plan } = planRun(run, points.slice(0, spec.config.layers));
+      for (const { bytes, lowerBound, program } of plan.programs.values())
+        assert.equal(bytes, lowerBound, program.name);
+    },
+  );
+  fc.assert(property, { seed: 5, numRuns: 60 });
 });
 
 test("makePlan() gives what several programs carry one address", () => {

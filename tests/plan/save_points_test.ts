@@ -1,9 +1,5 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import type { Program } from "../../src/api/graph/program.ts";
-import { buildPrograms } from "../../src/api/nn/programs.ts";
-import { programBuffers } from "../../src/api/plan/liveness.ts";
-import { maximumLive } from "../../src/api/plan/placement.ts";
 import {
   arrange,
   countPolicies,
@@ -13,9 +9,8 @@ import {
   type SavePoints,
   uniform,
 } from "../../src/api/plan/save_points.ts";
-import { modelParts } from "../../src/api/train/run_plan.ts";
 import { LoramemError } from "../../src/ffi/error.ts";
-import { planModel, specOf } from "./models.ts";
+import { planModel } from "./models.ts";
 
 /** Every way to give `layers` layers a policy each. */
 function arrangements(layers: number): SavePoints[] {
@@ -28,11 +23,11 @@ function arrangements(layers: number): SavePoints[] {
 test("arrange() gives the lowest peak of all orders of the same policies", () => {
   // Chunks that make either the head or the last layer the peak.
   for (const lossChunkTokens of [64, 512]) {
-    // What is alive at the peak; a placement may need a little more.
-    const spec = specOf("four layers", { tokensPerMicroBatch: 512, lossChunkTokens });
     const bytes = (points: SavePoints) => {
-      const [program] = buildPrograms(modelParts(spec, points), ["train"]).programs;
-      return maximumLive(programBuffers(program as Program)).lowerBound;
+      const dims = { tokensPerMicroBatch: 512, lossChunkTokens };
+      const { classes, programs } = planModel("four layers", points, dims).plan;
+      assert.equal(classes.activations, programs.get("train")?.lowerBound, `${points}`);
+      return classes.activations;
     };
     const arranged = new Map<string, number>();
     for (const points of arrangements(4)) {

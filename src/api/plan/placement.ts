@@ -1,10 +1,11 @@
 /**
- * Placement: offsets for buffers with known lifetimes (the dynamic storage allocation problem, NP-hard). Four orders times
- * two fits are tried, which is enough for decoders; where none of them meets the lower bound, hill climbing and then a
- * bounded exact search follow. The smallest placement wins.
+ * Placement: offsets for buffers with known lifetimes (the dynamic storage allocation problem, NP-hard). Buffers are
+ * placed one after the other, each in the lowest gap that holds it; four orders are tried, which is enough for decoders.
+ * Where none of them meets the lower bound, a bounded exact search follows. The smallest placement wins.
+ *
+ * The orders begin where bytes are short: with what is alive at the peak, then at the next lower one, and so on.
  */
 import { aligned } from "../graph/value.ts";
-import { climb } from "./climb.ts";
 import { placeWithin } from "./exact.ts";
 import type { Buffer } from "./liveness.ts";
 
@@ -23,46 +24,70 @@ export interface Placement extends Placed {
   readonly peakOp: number;
 }
 
-/** `small` tells the lifetime of a buffer that is small beside the largest, 0 for the others. */
-type Order = (a: Buffer, b: Buffer, small: (buffer: Buffer) => number) => number;
-const life = (buffer: Buffer): number => buffer.last - buffer.first + 1;
-const octave = (buffer: Buffer): number => Math.floor(Math.log2(life(buffer)));
-/** A buffer is small if the largest is so many times as large. */
-const SMALL = 64;
-const ORDERS: readonly Order[] = [
-  (a, b) => b.bytes - a.bytes,
-  (a, b) => b.bytes * life(b) - a.bytes * life(a),
-  (a, b) => life(b) - life(a),
-  // Lives of about the same length by size, once small values are out of the way, which would split what large ones need.
-  (a, b, small) => small(b) - small(a) || octave(b) - octave(a) || b.bytes - a.bytes,
-  (a, b) => a.first - b.first,
+type Order = (a: Buffer, b: Buffer) => number;
+
+/** Who holds the others of the peak inside its life: those that begin first, or those that end last. */
+const OUTER: readonly Order[] = [
+  (a, b) => b.last - a.last || a.first - b.first,
+  (a, b) => a.first - b.first || b.last - a.last,
 ];
 
+/** Which goes first of those that see equally many bytes alive: the one that ends last, or the largest. */
+const EQUAL: readonly Order[] = [(a, b) => b.last - a.last, (a, b) => b.bytes - a.bytes];
+
+/** Where the lower bound is not met, the search for less ends within this part of it. */
+const CLOSE = 0.001;
+
 /**
- * Places `buffers`; the first `fixed` of them go to the bottom in the given order, so that programs which carry the same
- * values agree on their addresses.
+ * Places `buffers`; the first `fixed` of them, which live throughout, go to the bottom in the given order, so that programs
+ * which carry the same values agree on their addresses.
  */
 export function place(buffers: readonly Buffer[], fixed: number): Placement {
   const { lowerBound, peakOp } = maximumLive(buffers);
-  const sorted = placeSorted(buffers, fixed, lowerBound);
+  const sorted = placeSorted(buffers, fixed);
   const best = sorted.bytes === lowerBound ? sorted : search(buffers, fixed, lowerBound, sorted);
   return { ...best, lowerBound, peakOp };
 }
 
-/** The smallest of the ten combinations of order and fit; stops at one of `enough` bytes. */
-export function placeSorted(buffers: readonly Buffer[], fixed: number, enough = 0): Placed {
+/** The smallest placement of the four orders. */
+export function placeSorted(buffers: readonly Buffer[], fixed: number): Placed {
+  const { lowerBound, peakOp } = maximumLive(buffers);
+  const bottom = buffers.slice(0, fixed);
+  const free = buffers.slice(fixed);
+  const atPeak = free.filter(({ first, last }) => first <= peakOp && peakOp <= last);
+  const others = free.filter(({ first, last }) => first > peakOp || peakOp > last);
+  const live = liveBytes(buffers);
+  const most = new Map(others.map((buffer) => [buffer, mostBeside(buffer, live)]));
+  const pressure = (buffer: Buffer) => most.get(buffer) as number;
   let best: Placed = { offsets: new Map(), bytes: Number.POSITIVE_INFINITY };
-  for (const order of ORDERS) {
-    for (const bestFit of [false, true]) {
-      const tried = placeInOrder(buffers, fixed, order, bestFit);
+  for (const equal of EQUAL) {
+    const behind = others.toSorted((a, b) => pressure(b) - pressure(a) || equal(a, b));
+    for (const outer of OUTER) {
+      const tried = placeInOrder([...bottom, ...nested(atPeak, outer), ...behind]);
       if (tried.bytes < best.bytes) best = tried;
-      if (best.bytes <= enough) return best;
+      if (best.bytes === lowerBound) return best;
     }
   }
   return best;
 }
 
-/** The best of `sorted`, hill climbing, and an exact search at the lower bound. */
+/**
+ * Orders what is alive at the peak, where no byte is to spare. Before the peak the ones that begin late leave room, after it
+ * the ones that end early do. That room is in one piece if every buffer lives inside the life of the one below it; the
+ * ones that break the chain go to the upper end, upside down.
+ */
+function nested(atPeak: readonly Buffer[], outer: Order): Buffer[] {
+  const chain: Buffer[] = [];
+  const upper: Buffer[] = [];
+  for (const buffer of atPeak.toSorted(outer)) {
+    const below = chain.at(-1);
+    const fits = below === undefined || (below.first <= buffer.first && buffer.last <= below.last);
+    (fits ? chain : upper).push(buffer);
+  }
+  return [...chain, ...upper.reverse()];
+}
+
+/** An exact search at the lower bound; if that fails, by bisection between it and `sorted`. Gives the best that is found. */
 function search(
   buffers: readonly Buffer[],
   fixed: number,
@@ -72,85 +97,74 @@ function search(
   const bottom = buffers.slice(0, fixed);
   const free = buffers.slice(fixed);
   const base = bottom.reduce((sum, buffer) => sum + aligned(buffer.bytes), 0);
-  const above = (offsets: ReadonlyMap<Buffer, number>) =>
-    new Map([
-      ...bottom.map((buffer) => [buffer, sorted.offsets.get(buffer) as number] as const),
-      ...[...offsets].map(([buffer, offset]) => [buffer, base + offset] as const),
-    ]);
-  const climbed = climb(free, lowerBound - base, sorted.offsets);
-  if (climbed.bytes > lowerBound - base) {
-    const exact = placeWithin(free, lowerBound - base);
-    if (exact instanceof Map) return { offsets: above(exact), bytes: lowerBound };
+  const close = Math.max(aligned(1), CLOSE * lowerBound);
+  let [best, failed, capacity] = [sorted, 0, lowerBound];
+  while (best.bytes > lowerBound && best.bytes - failed > close) {
+    const found = placeWithin(free, capacity - base);
+    if (found instanceof Map) {
+      const offsets = new Map(sorted.offsets);
+      for (const [buffer, offset] of found) offsets.set(buffer, base + offset);
+      best = { offsets, bytes: capacity };
+    } else failed = capacity;
+    capacity = aligned((failed + best.bytes) / 2);
   }
-  if (base + climbed.bytes >= sorted.bytes) return sorted;
-  return { offsets: above(climbed.offsets), bytes: base + climbed.bytes };
+  return best;
 }
 
-/** The op with most live bytes, and those bytes. */
+/** The first op with most live bytes, and those bytes. */
 export function maximumLive(buffers: readonly Buffer[]): {
   readonly lowerBound: number;
   readonly peakOp: number;
 } {
-  const change = new Map<number, number>();
-  const add = (op: number, bytes: number) => change.set(op, (change.get(op) ?? 0) + bytes);
-  for (const buffer of buffers) {
-    add(buffer.first, aligned(buffer.bytes));
-    add(buffer.last + 1, -aligned(buffer.bytes));
-  }
-  let live = 0;
-  let lowerBound = 0;
-  let peakOp = 0;
-  for (const [op, bytes] of [...change].sort(([a], [b]) => a - b)) {
-    live += bytes;
-    if (live > lowerBound) {
-      lowerBound = live;
-      peakOp = op;
-    }
-  }
-  return { lowerBound, peakOp };
+  const live = liveBytes(buffers);
+  const lowerBound = live.reduce((most, bytes) => Math.max(most, bytes), 0);
+  return { lowerBound, peakOp: live.indexOf(lowerBound) };
 }
 
-function placeInOrder(buffers: readonly Buffer[], fixed: number, order: Order, bestFit: boolean) {
-  const limit = Math.max(...buffers.map((buffer) => buffer.bytes)) / SMALL;
-  const small = (buffer: Buffer) => (buffer.bytes < limit ? life(buffer) : 0);
+/** Bytes alive at every op. */
+function liveBytes(buffers: readonly Buffer[]): Float64Array {
+  const ops = buffers.reduce((count, { last }) => Math.max(count, last + 1), 0);
+  const live = new Float64Array(ops + 1);
+  for (const { bytes, first, last } of buffers) {
+    (live[first] as number) += aligned(bytes);
+    (live[last + 1] as number) -= aligned(bytes);
+  }
+  for (let op = 1; op <= ops; op++) (live[op] as number) += live[op - 1] as number;
+  return live;
+}
+
+/** Most bytes alive at an op of a buffer's life. */
+function mostBeside({ first, last }: Buffer, live: Float64Array): number {
+  return live.subarray(first, last + 1).reduce((most, bytes) => Math.max(most, bytes), 0);
+}
+
+function placeInOrder(queue: readonly Buffer[]): Placed {
   const offsets = new Map<Buffer, number>();
   const placed: { start: number; end: number; buffer: Buffer }[] = [];
   let bytes = 0;
-  const queue = [
-    ...buffers.slice(0, fixed),
-    ...buffers.slice(fixed).sort((a, b) => order(a, b, small)),
-  ];
-  queue.forEach((buffer, position) => {
+  for (const buffer of queue) {
     const size = aligned(buffer.bytes);
-    const start = position < fixed ? bytes : findGap(placed, buffer, size, bestFit);
+    const start = lowestGap(placed, buffer, size);
     offsets.set(buffer, start);
     bytes = Math.max(bytes, start + size);
-    const at = lowerIndex(placed, start);
-    placed.splice(at, 0, { start, end: start + size, buffer });
-  });
+    placed.splice(lowerIndex(placed, start), 0, { start, end: start + size, buffer });
+  }
   return { offsets, bytes };
 }
 
-function findGap(
+/** The lowest offset with `size` bytes that nothing else has during the life of `buffer`; `placed` is sorted by start. */
+function lowestGap(
   placed: readonly { start: number; end: number; buffer: Buffer }[],
   buffer: Buffer,
   size: number,
-  bestFit: boolean,
 ): number {
   let cursor = 0;
-  let best = -1;
-  let bestSize = Number.POSITIVE_INFINITY;
   for (const { start, end, buffer: other } of placed) {
     if (other.first > buffer.last || other.last < buffer.first) continue;
-    const gap = start - cursor;
-    if (gap >= size && gap < bestSize) {
-      if (!bestFit) return cursor;
-      best = cursor;
-      bestSize = gap;
-    }
+    if (start - cursor >= size) break;
     if (end > cursor) cursor = end;
   }
-  return best >= 0 ? best : cursor;
+  return cursor;
 }
 
 function lowerIndex(placed: readonly { start: number }[], start: number): number {
