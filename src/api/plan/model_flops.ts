@@ -25,7 +25,7 @@ export function modelFlops(train: Program, tokens: number): (load: Load) => numb
   return ({ tokens, labelled, pairs }) => perToken * tokens + perLabel * labelled + perPair * pairs;
 }
 
-/** FLOP/s of a device that count as all of it, for operands of a type. */
-export function peakFlops({ peak, matrix }: DeviceProfile, type: DType): number {
-  return (peak ?? matrix)[DTYPES[type].bytes < 4 ? "half" : "single"];
+/** FLOP/s of a device that count as all of it, for operands of a type; null where its data sheet is not known. */
+export function peakFlops({ peak }: DeviceProfile, type: DType): number | null {
+  return peak === null ? null : peak[DTYPES[type].bytes < 4 ? "half" : "single"];
 }

@@ -69,7 +69,7 @@ export interface StepTimes {
   readonly deviceSeconds: number;
   /** Seconds of them in which the device waited for input. */
   readonly inputWaitSeconds: number;
-  /** Share of the device's arithmetic, 0 to 1; null where the plan has no device profile. */
+  /** Share of the device's arithmetic, 0 to 1; null where the plan's device profile has no peak. */
   readonly modelFlopUtilization: number | null;
 }
 
@@ -140,8 +140,8 @@ export class Session {
     const events = undo.use(new InputEvents(device));
     const profile = run.plan.forecast?.profile;
     const type = activationType(run.spec.precision);
-    const peak = profile === undefined ? {} : { peakFlops: peakFlops(profile, type) };
-    const monitor = undo.use(device.createPerformanceMonitor(peak));
+    const peak = profile === undefined ? null : peakFlops(profile, type);
+    const monitor = undo.use(device.createPerformanceMonitor({ peakFlops: peak ?? undefined }));
     const executor = Executor.commit(device, run.plan, mode, algorithms);
     undo.defer(() => void executor.dispose());
     const input = new InputPipeline(executor, run, events);

@@ -51,8 +51,8 @@ export interface StepInfo {
   /** Seconds of them in which the device waited for input. */
   readonly inputWaitSeconds: number;
   /**
-   * Model FLOP utilisation: arithmetic of the step, recomputation left out, over device seconds and the peak rate of the
-   * device's profile (`peak`, or `matrix` where it has none). 0 to 1.
+   * Model FLOP utilisation: arithmetic of the step, recomputation left out, over device seconds and the `peak` of the
+   * device's profile. 0 to 1; null where that has none.
    */
   readonly modelFlopUtilization: number | null;
 }
