@@ -55,7 +55,7 @@ const SYMBOL_OF = new Map<number, StatusSymbol>(
 const TEXT_BYTES = 2048;
 
 /** Text of the last failure on a context. */
-export function lastErrorText(native: Native, ctx: Ptr): string {
+function lastErrorText(native: Native, ctx: Ptr): string {
   const text = new Uint8Array(TEXT_BYTES);
   native.fn.lm_last_error(ctx, text, BigInt(TEXT_BYTES));
   return decodeText(text);

@@ -4,7 +4,7 @@
  */
 import type { KernelName } from "../kernels/launch.ts";
 import type { Load, Work } from "./cost.ts";
-import { type DType, makeValue, rootOf, type SaveRole, type Value } from "./value.ts";
+import { type DType, makeValue, type SaveRole, type Value } from "./value.ts";
 
 /** What an op does to its values. */
 export interface OpUses {
@@ -169,10 +169,4 @@ export class ProgramBuilder {
     this.endSegment(name);
     return { name, ops: this.ops, segments: this.#segments, carried, opening: [] };
   }
-}
-
-/** Every value that an op touches, by the value that owns the memory. */
-export function rootsTouched(uses: OpUses): Set<Value> {
-  const all = [...uses.reads, ...uses.writes, ...(uses.updates ?? []), ...(uses.scratch ?? [])];
-  return new Set(all.map(rootOf));
 }

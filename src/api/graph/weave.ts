@@ -48,7 +48,7 @@ export function isTransfer({ kind }: Op): boolean {
 }
 
 /** In which order a program comes by its layers. */
-export function layerVisits(ops: readonly Op[]): Visit[] {
+function layerVisits(ops: readonly Op[]): Visit[] {
   const visits: Visit[] = [];
   ops.forEach(({ layer }, index) => {
     if (layer === null) return;

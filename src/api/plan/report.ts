@@ -29,7 +29,7 @@ export function formatBytes(bytes: number): string {
 }
 
 /** The program with the largest activations. */
-export function peakProgram(plan: Plan): ProgramPlan | null {
+function peakProgram(plan: Plan): ProgramPlan | null {
   let peak: ProgramPlan | null = null;
   for (const program of plan.programs.values()) {
     if (peak === null || program.bytes > peak.bytes) peak = program;
@@ -38,7 +38,7 @@ export function peakProgram(plan: Plan): ProgramPlan | null {
 }
 
 /** The buffers alive at the op where a program needs most, largest first. */
-export function liveAtPeak(planned: ProgramPlan): Buffer[] {
+function liveAtPeak(planned: ProgramPlan): Buffer[] {
   return planned.buffers
     .filter((buffer) => buffer.first <= planned.peakOp && planned.peakOp <= buffer.last)
     .sort((a, b) => b.bytes - a.bytes);
@@ -102,12 +102,7 @@ export function describePlan(plan: Plan): string {
 }
 
 /** The predicted step, and what the driver takes besides the plan. */
-export function describeForecast({
-  seconds,
-  tokensPerSecond,
-  phases,
-  profile,
-}: StepForecast): string[] {
+function describeForecast({ seconds, tokensPerSecond, phases, profile }: StepForecast): string[] {
   const shares = Object.entries(phases)
     .filter(([, part]) => part > 0)
     .map(([phase, part]) => `${phase} ${Math.round((100 * part) / seconds)} %`);

@@ -12,7 +12,7 @@ import { type DeviceProfile, parseProfile, profileOf } from "../plan/profiles.ts
 import { calibrate } from "../run/calibrate.ts";
 
 /** File of the profile of a kind of device; null where there is no home folder, or no permission to ask for it. */
-export async function ownProfileFile(kind: string): Promise<string | null> {
+async function ownProfileFile(kind: string): Promise<string | null> {
   const { env } = await loadRuntime();
   const home = env("HOME");
   const config = env("XDG_CONFIG_HOME") || (home ? join(home, ".config") : null);

@@ -37,7 +37,7 @@ export interface LoraGroup {
 }
 
 /** Largest number of matrices in a group; the ABI has this many slots. */
-export const MAX_PARTS = 3;
+const MAX_PARTS = 3;
 
 /** Sum of the ranks of a group. */
 export function totalRank(lora: LoraGroup): number {
