@@ -129,5 +129,6 @@ cudaError_t lm_cuda_gemm_own(lm_cuda *cuda, const lm_gemm *g, void *workspace, u
   const int32_t left = common_type(g, &lm_gemm_part::left), right = common_type(g, &lm_gemm_part::right);
   if (g->form == LM_NT && g->rows <= LM_FEW_ROWS && right >= 0) return lm_cuda_gemm_few_rows(cuda, g, stream);
   if (left <= LM_F32 || left != right) return lm_cuda_gemm_simt(cuda, g, workspace, workspace_bytes, stream);
+  if (lm_cuda_gemm_short_can(g, left)) return lm_cuda_gemm_short(cuda, g, left, stream);
   return lm_cuda_gemm_tensor(cuda, g, left, workspace, workspace_bytes, stream);
 }

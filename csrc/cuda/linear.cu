@@ -1,8 +1,11 @@
 /* linear.cu: linear groups with LoRA, forward (backward: linear_backward.cu). */
 #include "gemm_choice.h"
 #include "kernels.h"
+#include "lora_down.h"
 
 cudaError_t lm_cuda_lora_down(lm_cuda *cuda, const lm_lora_down_args *args, cudaStream_t stream) {
+  const cudaError_t error = lm_cuda_lora_down_tiles(cuda, args, stream);
+  if (error != cudaErrorNotSupported) return error;
   const int32_t rank[3] = {args->rank0, args->rank1, args->rank2};
   const float scale[3] = {args->scale0, args->scale1, args->scale2};
   lm_gemm g = {};

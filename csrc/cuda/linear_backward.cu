@@ -6,6 +6,7 @@
 #include "gemm_choice.h"
 #include "kernels.h"
 #include "linear_gradient.cuh"
+#include "lora_down.h"
 
 /* ds as it is stored: if the tensor cores read it again, in 16 bits; those are half the width of the fp32 rows that the caller
  * planned, so lines may be padded to whole 16-byte words. */
@@ -116,6 +117,9 @@ static cudaError_t dx_product(lm_cuda *cuda, const backward_group &k, cudaStream
 
 cudaError_t lm_cuda_lora_down_backward(lm_cuda *cuda, const lm_lora_down_backward_args *a, cudaStream_t stream) {
   const int32_t ranks = a->rank0 + a->rank1 + a->rank2;
+  const lm_matrix ds = ds_matrix(a->ds, ranks, a->type, a->a_type);
+  const cudaError_t error = lm_cuda_lora_down_gradient(cuda, a, ds, stream);
+  if (error != cudaErrorNotSupported) return error;
   lm_gemm g = {};
   g.live = a->live;
   g.form = LM_TN;
@@ -126,7 +130,7 @@ cudaError_t lm_cuda_lora_down_backward(lm_cuda *cuda, const lm_lora_down_backwar
   p.columns = a->in;
   p.depth[0] = a->rows;
   p.factor = 1.0f;
-  p.left[0] = ds_matrix(a->ds, ranks, a->type, a->a_type);
+  p.left[0] = ds;
   p.right[0] = {a->x, a->x_pitch, a->type};
   p.residual = p.y = a->da;
   return lm_cuda_gemm(cuda, &g, lm_cuda_workspace(cuda, stream), cuda->workspace_bytes, stream);

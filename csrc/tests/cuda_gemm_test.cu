@@ -1,4 +1,4 @@
-/* cuda_gemm_test.cu: every matrix product kernel (SIMT, few rows, mma.sync tiles, wgmma, cuBLASLt) against sums in double
+/* cuda_gemm_test.cu: every matrix product kernel (SIMT, few rows, few steps, mma.sync tiles, wgmma, cuBLASLt) against sums in double
  * precision on the device: forms, types, odd sizes and places, two operands, parts, bias, residual, fewer live rows, split
  * contractions. Built with csrc/cuda/gemm*.cu and cublaslt.cu. */
 #include <math.h>
@@ -141,6 +141,12 @@ static const product products[] = {
     {LM_NN, 256, 250, {896, 0, 0}, {{16000, 0}}, 0, 0, 16},
     {LM_NN, 1024, 1024, {16, 16, 16}, {{1024, 0}, {128, 0}, {128, 0}}, 0, 0, 32},
     {LM_NN, 2048, 2048, {2048, 0, 0}, {{640, 0}}, 0, 0, 6},
+    {LM_NT, 64, 64, {8, 0, 0}, {{2, 0}}, 6, 0, 0},
+    {LM_NT, 300, 257, {520, 8, 264}, {{16, 0}, {64, 0}, {8, 0}}, 0, 0, 35},
+    {LM_NT, 1000, 999, {2048, 512, 520}, {{24, 0}, {24, 0}, {24, 0}}, 8, 8, 32},
+    {LM_NN, 129, 100, {1032, 0, 0}, {{34, 0}}, 8, 0, 33},
+    {LM_NN, 513, 512, {896, 0, 0}, {{48, 0}}, 0, 0, 6},
+    {LM_NN, 4096, 4095, {1024, 0, 0}, {{16, 0}}, 0, 0, 0},
     {LM_TN, 1, 1, {1, 0, 0}, {{1, 0}}, 0, 0, 8},
     {LM_TN, 5, 60, {70, 0, 0}, {{63, 0}}, 3, 1, 14},
     {LM_TN, 16, 129, {64, 0, 0}, {{129, 0}}, 0, 0, 14},
@@ -150,8 +156,8 @@ static const product products[] = {
     {LM_TN, 192, 512, {520, 0, 0}, {{512, 0}}, 0, 0, 8},
 };
 
-enum path { SIMT, FEW, TILES, SMALL_SHARED, HOPPER, LIBRARY, CHOICE, PATHS };
-static const char *const path_names[] = {"simt", "few rows", "mma", "mma in 64 KB", "wgmma", "cuBLASLt", "the choice"};
+enum path { SIMT, FEW, SHORT, TILES, SMALL_SHARED, HOPPER, LIBRARY, CHOICE, PATHS };
+static const char *const path_names[] = {"simt", "few rows", "short", "mma", "mma in 64 KB", "wgmma", "cuBLASLt", "the choice"};
 
 static int counts[PATHS];
 
@@ -171,6 +177,9 @@ static cudaError_t launch(lm_cuda *cuda, path p, const lm_gemm *g, int32_t type,
     case SIMT: return lm_cuda_gemm_simt(cuda, g, workspace, bytes, 0);
     case FEW:
       if (g->form == LM_NT && g->rows <= LM_FEW_ROWS) error = lm_cuda_gemm_few_rows(cuda, g, 0);
+      return error;
+    case SHORT:
+      if (type != LM_F32 && !mixed && lm_cuda_gemm_short_can(g, type)) error = lm_cuda_gemm_short(cuda, g, type, 0);
       return error;
     case TILES:
     case SMALL_SHARED: /* too little for wgmma, or also for the large tile */
