@@ -11,8 +11,8 @@
  *   TN      [depth, rows]  [depth, columns]   dA += ds^T x
  *
  * Kernels: gemm_tensor.cu (mma.sync, bf16 and f16), gemm_hopper.cu (tensor copies and wgmma, sm_90a), gemm_simt.cu (fp32 arithmetic
- * over any types), gemm_few_rows.cu (decoding), gemm_short.cu (LoRA terms). The choice depends on planned sizes and types only, so that bits do not
- * depend on how many rows are live. */
+ * over any types), gemm_few_rows.cu (decoding), gemm_short.cu (LoRA terms). The choice depends on planned sizes and types only,
+ * so that bits do not depend on how many rows are live. */
 #ifndef LM_CUDA_GEMM_CUH
 #define LM_CUDA_GEMM_CUH
 
@@ -86,7 +86,7 @@ cudaError_t lm_cuda_gemm_own(lm_cuda *cuda, const lm_gemm *g, void *workspace, u
 cudaError_t lm_cuda_gemm_simt(lm_cuda *cuda, const lm_gemm *g, void *workspace, uint64_t workspace_bytes, cudaStream_t stream);
 /* For NT products of at most LM_FEW_ROWS rows whose right operands share one type. */
 cudaError_t lm_cuda_gemm_few_rows(lm_cuda *cuda, const lm_gemm *g, cudaStream_t stream);
-/* For NT and NN products of at most 64 steps of contraction, as LoRA terms are. can: everything is of one 16-bit type and aligned. */
+/* For NT and NN products of at most 64 steps of contraction, as LoRA terms are. can: one 16-bit type, everything aligned. */
 bool lm_cuda_gemm_short_can(const lm_gemm *g, int32_t type);
 cudaError_t lm_cuda_gemm_short(const lm_cuda *cuda, const lm_gemm *g, int32_t type, cudaStream_t stream);
 /* hopper_can: whether the device has wgmma and this build its code; the operands lie on 16 bytes then. */

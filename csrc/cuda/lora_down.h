@@ -5,13 +5,11 @@
 
 #include "gemm.cuh"
 
-/* lm_cuda_clusters: whether the device has clusters and this build its code. */
-bool lm_cuda_clusters(const lm_cuda *cuda);
-
 /* s_i = scale_i x A_i^T in one read of x. */
 cudaError_t lm_cuda_lora_down_tiles(lm_cuda *cuda, const lm_lora_down_args *args, cudaStream_t stream);
 
 /* dA += ds^T x in one read of x.   ds  [rows, ranks] as lm_cuda_linear_gradient left it */
-cudaError_t lm_cuda_lora_down_gradient(lm_cuda *cuda, const lm_lora_down_backward_args *args, const lm_matrix &ds, cudaStream_t stream);
+cudaError_t lm_cuda_lora_down_gradient(lm_cuda *cuda, const lm_lora_down_backward_args *args, const lm_matrix &ds,
+                                       cudaStream_t stream);
 
 #endif
