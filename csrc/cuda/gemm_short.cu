@@ -9,7 +9,8 @@ enum { SHORT_THREADS = 256, SHORT_BLOCKS = 2, MOST_STEPS = 4, WARPS_ACROSS = 4, 
 
 /* STEPS: 16 steps of the contraction each. SPAN: blocks of 32 columns per warp. */
 template <typename T, int FORM, int STEPS, int SPAN>
-__global__ void __launch_bounds__(SHORT_THREADS, SHORT_BLOCKS) short_product(const __grid_constant__ lm_gemm g, const int32_t run_rows) {
+__global__ void __launch_bounds__(SHORT_THREADS, SHORT_BLOCKS)
+    short_product(const __grid_constant__ lm_gemm g, const int32_t run_rows) {
   constexpr int COLUMNS = 32 * SPAN;
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, at = lane >> 2, word = lane & 3;
   int stripe = blockIdx.x, index = 0;
