@@ -16,6 +16,8 @@
 #ifndef LM_CUDA_GEMM_CUH
 #define LM_CUDA_GEMM_CUH
 
+#include <type_traits>
+
 #include "convert.cuh"
 #include "cuda.h"
 
@@ -123,14 +125,19 @@ __device__ __forceinline__ bool lm_is_aligned(const void *p, int64_t pitch_bytes
   return (reinterpret_cast<uintptr_t>(p) | (uintptr_t)pitch_bytes) % bytes == 0;
 }
 
+template <typename T, int N>
+__device__ __forceinline__ void lm_add(float (&x)[N], const lm_pack<T, N> &pack) {
+  float v[N];
+  lm_unpack(v, pack);
+#pragma unroll
+  for (int i = 0; i < N; i++) x[i] += v[i];
+}
+
 /* lm_add_up_to: x[i] += p[i] for i < count. whole: count is N and p is aligned to lm_load<N>'s accesses. */
 template <int N, typename T>
 __device__ __forceinline__ void lm_add_up_to(float (&x)[N], const T *p, int32_t count, bool whole) {
   if (whole) {
-    float v[N];
-    lm_load<N>(v, p);
-#pragma unroll
-    for (int i = 0; i < N; i++) x[i] += v[i];
+    lm_add(x, lm_fetch<N>(p));
   } else {
 #pragma unroll
     for (int i = 0; i < N; i++)
@@ -158,6 +165,13 @@ struct lm_gemm_end {
     residual_whole = lm_is_aligned(p.residual, (int64_t)g.residual_pitch * size, 16);
     bias_whole = lm_is_aligned(p.bias, 0, 16);
   }
+  /* plain: everything is of type T, 8 elements are a 16-byte word of y, bias and residual, and rows stay where they are. */
+  template <typename T>
+  __device__ __forceinline__ bool plain(const lm_gemm &g, const lm_gemm_part &p) const {
+    constexpr int32_t type = std::is_same<T, lm_bf16>::value ? LM_BF16 : LM_F16;
+    return g.y_type == type && y_whole && !g.y_index && p.columns % 8 == 0 && (!p.residual || residual_whole) &&
+           (!p.bias || (bias_whole && g.bias_type == type));
+  }
   /* x: sums of row `row`, columns [column, column + N) as far as the part reaches; column is a multiple of N, 4 or 8. */
   template <int N>
   __device__ __forceinline__ void write(const lm_gemm &g, const lm_gemm_part &p, int32_t row, int32_t column,
@@ -175,6 +189,60 @@ struct lm_gemm_end {
     });
   }
 };
+
+/* lm_gemm_leave: the sums of a warp for 16 rows from `row` on by COLUMNS, as lm_multiply has them (a block of 8 columns after
+ * the other), to y by way of a slab of 16 x COLUMNS floats in shared memory, so that global memory is reached in whole 16-byte
+ * words. Words of the slab are swizzled: neither way meets bank conflicts.
+ * The usual end, everything of type T and on 16 bytes, is unrolled and has its loads of the residual under way together; the
+ * others share one short loop: code that is walked once per tile must fit the instruction cache. */
+template <typename T, int COLUMNS>
+__device__ __forceinline__ void lm_gemm_leave(const lm_gemm &g, const lm_gemm_part &p, const lm_gemm_end &end, float *slab,
+                                              const float *sum, int32_t row, int32_t column, int32_t rows) {
+  constexpr int LANES = COLUMNS / 8, LINES = 32 / LANES, PASSES = 16 / LINES;
+  const auto place = [&](int line, int word) { return slab + line * COLUMNS + (word ^ word >> 3 ^ (line & 3) << 1) * 4; };
+  const int lane = threadIdx.x & 31, chunk = lane % LANES, first = lane / LANES;
+#pragma unroll
+  for (int j = 0; j < COLUMNS / 8; j++) {
+    float *const to = place(lane >> 2, 2 * j + (lane >> 1 & 1)) + (lane & 1) * 2;
+    *reinterpret_cast<float2 *>(to) = make_float2(sum[4 * j], sum[4 * j + 1]);
+    *reinterpret_cast<float2 *>(to + 8 * COLUMNS) = make_float2(sum[4 * j + 2], sum[4 * j + 3]);
+  }
+  __syncwarp();
+  row += first, column += chunk * 8;
+  const int passes = row < rows && column < p.columns ? min(PASSES, (rows - row + LINES - 1) / LINES) : 0;
+  const auto read = [&](float (&x)[8], int line) {
+    const float4 low = *reinterpret_cast<const float4 *>(place(line, 2 * chunk));
+    const float4 high = *reinterpret_cast<const float4 *>(place(line, 2 * chunk + 1));
+    x[0] = low.x, x[1] = low.y, x[2] = low.z, x[3] = low.w, x[4] = high.x, x[5] = high.y, x[6] = high.z, x[7] = high.w;
+  };
+  if (end.template plain<T>(g, p)) {
+    lm_pack<T, 8> bias, residual[PASSES];
+    if (p.bias && passes > 0) bias = lm_fetch<8>((const T *)p.bias + column);
+    if (p.residual)
+#pragma unroll
+      for (int i = 0; i < PASSES; i++)
+        if (i < passes) residual[i] = lm_fetch<8>((const T *)p.residual + (int64_t)(row + i * LINES) * g.residual_pitch + column);
+#pragma unroll
+    for (int i = 0; i < PASSES; i++) {
+      if (i >= passes) continue;
+      float x[8];
+      read(x, first + i * LINES);
+#pragma unroll
+      for (float &v : x) v *= p.factor;
+      if (p.bias) lm_add(x, bias);
+      if (p.residual) lm_add(x, residual[i]);
+      lm_store<8>((T *)p.y + (int64_t)(row + i * LINES) * g.y_pitch + column, x);
+    }
+  } else {
+#pragma unroll 1
+    for (int i = 0; i < passes; i++) {
+      float x[8];
+      read(x, first + i * LINES);
+      end.template write<8>(g, p, row + i * LINES, column, x);
+    }
+  }
+  __syncwarp(); /* the slab may be filled again */
+}
 
 /* lm_gemm_join: adds up the sums of the blocks of one tile, in the order of their splits. THREADS threads call it, each with
  * COUNT sums at the same places in each block; barrier() is theirs alone; arrived [1] is shared memory.

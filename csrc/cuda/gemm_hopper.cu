@@ -14,7 +14,7 @@ struct hopper_tile {
   static constexpr int ROWS = 128, COLUMNS = COLUMNS_, DEPTH = 64, STAGES = COLUMNS == 256 ? 4 : 6;
   static constexpr int WORKERS = 256, THREADS = WORKERS + 128, SUMS = COLUMNS / 2;
   static constexpr int LEFT = ROWS * DEPTH * 2, STAGE = LEFT + COLUMNS * DEPTH * 2; /* bytes */
-  static constexpr int SLAB_PITCH = 68, SLAB = 16 * SLAB_PITCH * 4;                 /* a warp's way out: 16 x 64 floats */
+  static constexpr int SLAB = 16 * 64 * 4;                                          /* a warp's way out: 16 x 64 floats */
   static constexpr int SLABS = STAGES * STAGE, BARRIERS = SLABS + WORKERS / 32 * SLAB, ARRIVED = BARRIERS + 2 * STAGES * 8;
   static constexpr int SHARED = ARRIVED + 16;
 };
@@ -126,27 +126,9 @@ __global__ void __launch_bounds__(C::THREADS, 1)
       const lm_gemm_part &part = g.part[item.place.part];
       const lm_gemm_end end(g, part);
 #pragma unroll
-      for (int chunk = 0; chunk < C::COLUMNS / 64; chunk++) {
-        __syncwarp();
-#pragma unroll
-        for (int j = 0; j < 8; j++) {
-          const float *const x = &sum[(chunk * 8 + j) * 4];
-          float *const to = slab + (lane >> 2) * C::SLAB_PITCH + j * 8 + (lane & 3) * 2;
-          *reinterpret_cast<float2 *>(to) = make_float2(x[0], x[1]);
-          *reinterpret_cast<float2 *>(to + 8 * C::SLAB_PITCH) = make_float2(x[2], x[3]);
-        }
-        __syncwarp();
-        const int column = item.place.column + chunk * 64 + lane % 8 * 8;
-#pragma unroll
-        for (int pass = 0; pass < 4; pass++) {
-          const int line = pass * 4 + lane / 8, row = item.place.row + warp * 16 + line;
-          if (row < rows && column < part.columns) {
-            float x[8];
-            lm_load<8>(x, slab + line * C::SLAB_PITCH + lane % 8 * 8);
-            end.template write<8>(g, part, row, column, x);
-          }
-        }
-      }
+      for (int chunk = 0; chunk < C::COLUMNS / 64; chunk++)
+        lm_gemm_leave<T, 64>(g, part, end, slab, &sum[chunk * 32], item.place.row + warp * 16, item.place.column + chunk * 64,
+                             rows);
     }
   }
 #endif

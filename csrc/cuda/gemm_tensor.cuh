@@ -16,7 +16,7 @@ struct lm_tile {
   static constexpr int DEPTH = 32, STAGES = STAGES_, BLOCKS = BLOCKS_;
   static constexpr int WARPS_DOWN = ROWS / WARP_ROWS, THREADS = WARPS_DOWN * (COLUMNS / WARP_COLUMNS) * 32;
   static constexpr int STAGE = (ROWS + COLUMNS) * DEPTH * 2; /* bytes */
-  static constexpr int SLAB = 16 * (WARP_COLUMNS + 8);   /* floats of a warp's way out */
+  static constexpr int SLAB = 16 * WARP_COLUMNS;         /* floats of a warp's way out */
   static constexpr int SHARED = STAGES * STAGE;
   static_assert(SHARED >= THREADS / 32 * SLAB * 4, "the sums leave through the stages");
 };
@@ -158,33 +158,12 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
 
   if (grid.splits > 1 && !lm_gemm_join<DOWN * ACROSS * 8, C::THREADS>(sum, grid, blockIdx.x, blockIdx.y)) return;
 
-  /* Sums leave through shared memory, so that global memory is reached in whole 16-byte words, 16 rows at a time. */
-  constexpr int PITCH = C::WARP_COLUMNS + 8, LANES = C::WARP_COLUMNS / 8, LINES = 32 / LANES;
   float *const slab = reinterpret_cast<float *>(shared) + warp * C::SLAB;
-  const int lane = threadIdx.x & 31;
   const lm_gemm_end last(g, part);
 #pragma unroll
-  for (int i = 0; i < DOWN; i++) {
-    __syncwarp();
-#pragma unroll
-    for (int j = 0; j < 2 * ACROSS; j++) {
-      const float *const x = &sum[(i * ACROSS * 2 + j) * 4];
-      float *const to = slab + (lane >> 2) * PITCH + j * 8 + (lane & 3) * 2;
-      *reinterpret_cast<float2 *>(to) = make_float2(x[0], x[1]);
-      *reinterpret_cast<float2 *>(to + 8 * PITCH) = make_float2(x[2], x[3]);
-    }
-    __syncwarp();
-#pragma unroll
-    for (int pass = 0; pass < 16 / LINES; pass++) {
-      const int line = pass * LINES + lane / LANES, chunk = lane % LANES * 8;
-      const int row = place.row + warp_row + 16 * i + line, column = place.column + warp_column + chunk;
-      if (row < rows && column < part.columns) {
-        float x[8];
-        lm_load<8>(x, slab + line * PITCH + chunk);
-        last.write<8>(g, part, row, column, x);
-      }
-    }
-  }
+  for (int i = 0; i < DOWN; i++)
+    lm_gemm_leave<T, C::WARP_COLUMNS>(g, part, last, slab, &sum[i * ACROSS * 8], place.row + warp_row + 16 * i,
+                                      place.column + warp_column, rows);
 }
 
 #endif
