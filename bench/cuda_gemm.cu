@@ -1,7 +1,6 @@
 /* cuda_gemm.cu: the matrix products of a training step on one GPU: own kernels against cuBLASLt, and the linear ops against
  * the bytes that they must move.
- *   nvcc -std=c++17 -O3 -arch=sm_90a -o cuda_gemm bench/cuda_gemm.cu csrc/cuda/gemm*.cu csrc/cuda/linear*.cu csrc/cuda/cublaslt.cu -ldl
- *   ./cuda_gemm [copy bandwidth in GB/s, default: measured] */
+ *   cmake --build build --target cuda_benches && build/tests/cuda_gemm [copy bandwidth in GB/s, default: measured] */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -150,7 +149,7 @@ int main(int argc, char **argv) {
           if (!lm_cuda_blas_can(&cuda, &base)) return cudaErrorNotSupported;
           base.part[0].residual = with_term ? base.part[0].y : nullptr;
           if (with_term) {
-            const cudaError_t error = lm_cuda_gemm_tensor(&cuda, &term, LM_BF16, workspace, cuda.workspace_bytes, 0);
+            const cudaError_t error = lm_cuda_gemm_own(&cuda, &term, workspace, cuda.workspace_bytes, 0);
             if (error) return error;
           }
           return lm_cuda_blas_gemm(&cuda, &base, workspace, cuda.workspace_bytes, 0);
