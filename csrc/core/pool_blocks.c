@@ -158,15 +158,25 @@ static lm_block *best_of(const lm_bins *bins, uint64_t bytes) {
   return bits ? best_of_bin(bins, word * 64 + (uint32_t)__builtin_ctzll(bits), bytes) : NULL;
 }
 
-lm_block *lm_block_take(lm_pool *pool, uint32_t owner, uint8_t zone, uint64_t bytes) {
+/* The block of an owner or of nobody that a take chooses. */
+static lm_block *best_for(lm_pool *pool, uint32_t owner, uint8_t zone, uint64_t bytes) {
   lm_block *block = best_of(&pool->owners[owner]->zones[zone], bytes);
-  if (!block || block->bytes != bytes) {
-    lm_block *other = best_of(&pool->owners[LM_NOBODY]->zones[zone], bytes);
-    if (other && (!block || other->bin < block->bin || (other->bin == block->bin && other->address < block->address))) {
-      block = other;
-    }
-  }
+  if (block && block->bytes == bytes) return block;
+  lm_block *other = best_of(&pool->owners[LM_NOBODY]->zones[zone], bytes);
+  if (!block || !other) return block ? block : other;
+  return other->bin < block->bin || (other->bin == block->bin && other->address < block->address) ? other : block;
+}
+
+lm_block *lm_block_take(lm_pool *pool, uint32_t owner, uint8_t zone, uint64_t bytes) {
+  lm_block *block = best_for(pool, owner, zone, bytes);
   if (block) lm_block_remove(pool, block);
+  return block;
+}
+
+lm_block *lm_block_take_rest(lm_pool *pool, uint32_t owner, uint64_t bytes) {
+  lm_block *block = best_for(pool, owner, LM_SMALL, bytes);
+  if (!block || block->bytes >= LM_SMALL_MAX) return NULL;
+  lm_block_remove(pool, block);
   return block;
 }
 
