@@ -40,7 +40,7 @@ const NAMES: readonly (readonly [phase: string, name: RegExp])[] = [
   ["attention backward", /attention/],
   ["loss", /loss_|labelled/],
   ["optimizer", /adamw|norm_partial|grad_norm|norm_of|scaler|square/],
-  ["LoRA", /down_tiles|da_tiles|short_product|gradient_tiles|gradient_add|lm_tensor_product|simt|lora/],
+  ["LoRA", /(down|da|gradient)_tiles|gradient_add|short_product|lm_tensor_product|simt|lora/],
   ["elementwise", /rms_norm|glu|rope|embedding|add_kernel|cast|scale/],
 ];
 
