@@ -38,27 +38,19 @@ static void test_order(void) {
   api->pinned_release(backend, pinned, 4096);
 }
 
-/* Every slot of a stream gets its event. The driver may let many new events wait for what runs, and so for a closed gate. */
-static void make_events(lm_backend_stream *stream, uint8_t *device) {
-  for (uint32_t i = 0; i < stream->capacity; i++) {
-    if (api->fill(backend, stream, device, 0, 64)) failed++;
-    (void)mark(stream);
-  }
-  OK(wait_all(stream));
-}
-
-/* More marks than there is room for at first. The first turn makes new events, so its gate opens by itself; in the second turn
- * all events are there. */
+/* More marks than there is room for at first. Behind a closed gate the driver lets the host wait when so many are under way, so
+ * the gate of the first turn opens by itself; the second turn looks at what a closed gate holds up. */
 static void test_many_marks(void) {
-  enum { COUNT = 90 };
+  enum { COUNT = 90, FEW = 20 };
   lm_backend_stream *stream = new_stream();
   uint8_t *device = bytes(api->mem_reserve(backend, 4096));
   std::vector<uint64_t> marks;
   for (int turn = 0; turn < 2; turn++) {
+    const int count = turn == 0 ? COUNT : FEW;
     gate g;
     gate_hold(g, stream, turn == 0 ? 200 : GATE_MILLISECONDS);
     marks.clear();
-    for (int i = 0; i < COUNT; i++) {
+    for (int i = 0; i < count; i++) {
       if (api->fill(backend, stream, device, i, 64)) failed++;
       marks.push_back(mark(stream));
     }
@@ -66,14 +58,13 @@ static void test_many_marks(void) {
     for (uint64_t at : marks) early += query(stream, at) != LM_NOT_READY;
     CHECK(turn == 0 || early == 0, "%d marks passed too early", early);
     gate_open(g);
-    OK(api->stream_wait(backend, stream, marks[COUNT / 2]));
+    OK(api->stream_wait(backend, stream, marks[(size_t)count / 2]));
     int late = 0;
-    for (int i = 0; i <= COUNT / 2; i++) late += query(stream, marks[(size_t)i]) != LM_OK;
+    for (int i = 0; i <= count / 2; i++) late += query(stream, marks[(size_t)i]) != LM_OK;
     CHECK(late == 0, "%d marks before a passed one have not passed", late);
     OK(wait_all(stream));
     for (uint64_t at : marks) late += query(stream, at) != LM_OK;
     CHECK(late == 0, "%d marks have not passed at the end", late);
-    make_events(stream, device);
   }
   const uint64_t start = allocations;
   for (int i = 0; i < 5 * COUNT; i++) {
@@ -117,7 +108,7 @@ static void test_waiters(void) {
       waiters[i].stream = stream, waiters[i].mark = at;
       pthread_create(&ids[i], NULL, waiter_main, &waiters[i]);
     }
-    for (int i = 0; i < 150; i++) {
+    for (int i = 0; i < (turn == 0 ? 150 : 20); i++) {
       if (api->fill(backend, stream, device, i, 64)) failed++;
       (void)mark(stream);
     }
@@ -131,7 +122,6 @@ static void test_waiters(void) {
     CHECK(turn == 0 || query(stream, mark(stream)) == LM_NOT_READY, "waiting for a mark is not waiting for the stream");
     gate_open(h);
     OK(wait_all(stream));
-    make_events(stream, device);
   }
   drop(stream);
   api->mem_release(backend, device, 4096);
