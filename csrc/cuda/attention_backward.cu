@@ -65,13 +65,13 @@ static int32_t choose_slices(const lm_attention &a, int32_t keys, int64_t wanted
   return (a.group + heads - 1) / heads;
 }
 
-template <typename T, typename C, typename Q>
+template <typename T, typename C, typename Q, bool GENERAL = false>
 static cudaError_t launch(lm_cuda *cuda, const lm_attention &a, lm_attention_gradients g, const lm_attention_backward_args *args,
                           cudaStream_t stream) {
   const int64_t kv_heads = a.heads / a.group, q_elements = (int64_t)a.rows * a.heads * C::D;
   const int64_t kv_elements = (int64_t)a.rows * kv_heads * C::D, key_blocks = lm_attention_blocks(a, C::KEYS);
   const int64_t query_blocks = lm_attention_blocks(a, C::QUERIES), turns = 1 + a.heads * query_blocks + kv_heads * key_blocks;
-  const bool ordered = args->workspace != nullptr && (uintptr_t)args->workspace % 16 == 0 &&
+  const bool ordered = !GENERAL && args->workspace != nullptr && (uintptr_t)args->workspace % 16 == 0 &&
                        args->workspace_bytes >= 4 * (q_elements + 2 * kv_elements + turns);
   g.slices = 1;
   if (ordered) {
@@ -88,12 +88,13 @@ static cudaError_t launch(lm_cuda *cuda, const lm_attention &a, lm_attention_gra
   cudaError_t error = launch_delta<T, 8>(a, args->o, args->grad_o, args->delta, g.rank, ordered ? turns : 0, stream);
   if (error) return error;
   const int64_t blocks = key_blocks * kv_heads * g.slices;
-  if (ordered)
-    return lm_attention_start<lm_attention_backward_kernel<T, C, true>>(blocks, C::THREADS, C::SHARED, stream, a, g);
-  error = lm_attention_start<lm_attention_backward_kernel<T, C, false>>(blocks, C::THREADS, C::SHARED, stream, a, g);
+  if constexpr (!GENERAL)
+    if (ordered)
+      return lm_attention_start<lm_attention_backward_kernel<T, C, true, false>>(blocks, C::THREADS, C::SHARED, stream, a, g);
+  error = lm_attention_start<lm_attention_backward_kernel<T, C, false, GENERAL>>(blocks, C::THREADS, C::SHARED, stream, a, g);
   if (error) return error;
-  return lm_attention_start<lm_attention_query_gradient<T, Q>>(lm_attention_blocks(a, Q::QUERIES) * a.heads, Q::THREADS, Q::SHARED,
-                                                               stream, a, g);
+  return lm_attention_start<lm_attention_query_gradient<T, Q, GENERAL>>(lm_attention_blocks(a, Q::QUERIES) * a.heads, Q::THREADS,
+                                                                        Q::SHARED, stream, a, g);
 }
 
 /* With products of warp groups. The workspace, where there is one, lets blocks share the query heads of a key-value head. */
@@ -126,6 +127,8 @@ static cudaError_t launch_size(lm_cuda *cuda, const lm_attention &a, const lm_at
   if (lm_attention_hopper_can(cuda, a)) return launch_hopper<T>(cuda, a, g, args, stream);
   LM_BY_HEAD_DIM(a.head_dim, D, {
     using query_tile = lm_query_tile<D, (D == 256 ? 64 : 128), (D == 256 ? 16 : D > 64 ? 32 : 64)>;
+    if (lm_attention_general(a))
+      return launch<T, typename backward_sizes<D, false>::tile, query_tile, true>(cuda, a, g, args, stream);
     if (lm_attention_large(cuda))
       return launch<T, typename backward_sizes<D, true>::tile, query_tile>(cuda, a, g, args, stream);
     return launch<T, typename backward_sizes<D, false>::tile, query_tile>(cuda, a, g, args, stream);
@@ -139,7 +142,7 @@ cudaError_t lm_cuda_attention_backward(lm_cuda *cuda, const lm_attention_backwar
   a.q_pitch = a.kv_pitch = args->qkv_pitch, a.o_pitch = args->o_pitch;
   a.rows = args->rows, a.documents = args->documents;
   a.heads = args->heads, a.group = args->heads / args->kv_heads, a.head_dim = args->head_dim;
-  a.scale = args->scale;
+  lm_attention_scores(a, args->scale, args->window, args->softcap);
   lm_attention_gradients g = {};
   g.grad_o = args->grad_o, g.lse = args->lse, g.delta = args->delta;
   g.dq = args->dq, g.dk = args->dk, g.dv = args->dv;

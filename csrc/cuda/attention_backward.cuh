@@ -2,9 +2,11 @@
  *
  *   p = e^(q k - lse)   dv = p^T do   ds = p (do v^T - delta)   dk = ds^T q   dq = ds k   delta = row sum of o do
  *
- * A block owns KEYS keys of one key-value head and walks over the query heads that read them and over all later queries. Its
- * scores are transposed, [keys, queries]: p^T and ds^T then lie in registers as the left operands of dv and dk, which a warp
- * sums over the whole walk; only ds goes through shared memory, for dq.
+ * With a cap c, p = e^(c t - lse) of t = tanh(q k / c), and ds is multiplied by 1 - t^2.
+ *
+ * A block owns KEYS keys of one key-value head and walks over the query heads that read them and over the later queries that see
+ * them. Its scores are transposed, [keys, queries]: p^T and ds^T then lie in registers as the left operands of dv and dk, which a
+ * warp sums over the whole walk; only ds goes through shared memory, for dq.
  *
  * dq is the sum over blocks of keys, which run at the same time. It is added in their order, so that the bits never change:
  * each block of queries has a turn, the number of key blocks that have added their part; key block j waits for turn j. The
@@ -94,10 +96,12 @@ __device__ __forceinline__ void lm_add_part(const lm_sums<M, N> &c, T *y, int64_
   }
 }
 
-/* DQ: dq is summed in order; without it another kernel computes dq. */
-template <typename T, typename C, bool DQ>
+/* DQ: dq is summed in order; without it another kernel computes dq. The order counts on each query block meeting all key blocks
+ * before it, so the general kernel has no DQ. */
+template <typename T, typename C, bool DQ, bool GENERAL>
 __global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
     lm_attention_backward_kernel(const __grid_constant__ lm_attention a, const __grid_constant__ lm_attention_gradients g) {
+  static_assert(!DQ || !GENERAL, "turns are counted without a window");
   extern __shared__ __align__(1024) unsigned char shared[];
   constexpr int D = C::D, M = C::M, KEYS = C::KEYS, QUERIES = C::QUERIES, STEP = C::STEP, THREADS = C::THREADS;
   const uint32_t k_tile = lm_shared_address(shared), v_tile = k_tile + KEYS * D * 2, stages = v_tile + KEYS * D * 2;
@@ -120,7 +124,8 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
   /* Steps: query heads of the slice one after the other, for each the blocks of queries from the last to the first. */
   const int first_head = kv_head * a.group + a.group * slice / g.slices;
   const int end_head = kv_head * a.group + a.group * (slice + 1) / g.slices;
-  const int first_block = b.begin / QUERIES, last_block = (b.length - 1) / QUERIES;
+  const int first_block = b.begin / QUERIES;
+  const int last_block = (GENERAL ? lm_window::last_query(a, b.begin + KEYS - 1, b.length) : b.length - 1) / QUERIES;
   const auto fetch = [&](int head, int block, int stage) {
     const int64_t row = b.row + block * QUERIES;
     const int rows = b.length - block * QUERIES;
@@ -146,7 +151,7 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
   const int column = warp / C::KEY_WARPS * C::COLUMNS; /* of dk and dv */
   const int dq_row = warp % C::DOWN * 16 * C::DQ_M, dq_column = warp / C::DOWN * C::DQ_COLUMNS;
   const int key_block = b.begin / KEYS, first_key = b.begin + warp_key;
-  const float factor = a.scale * LM_LOG2_E;
+  const float factor = GENERAL && a.softcap > 0 ? LM_LOG2_E : a.scale * LM_LOG2_E;
   const lm_blocks<D, LM_DOWN> kv_blocks(k_tile); /* v lies KEYS rows behind k, grad_o QUERIES rows behind q */
   lm_sums<M, C::COLUMNS / 8> dk, dv;
   dk.clear();
@@ -165,15 +170,20 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
 #pragma unroll 1
     for (int step = 0; step < QUERIES; step += STEP) {
       const int first_query = block * QUERIES + step;
-      const bool none = lm_causal::sees_none(first_query + STEP - 1, first_key);
+      const bool none = lm_causal::sees_none(first_query + STEP - 1, first_key) ||
+                        (GENERAL && lm_window::sees_none(a, first_query, first_key + 16 * M - 1));
       lm_sums<M, STEP / 8> ds;
       if (none) {
         ds.clear();
       } else {
-        lm_sums<M, STEP / 8> p;
+        lm_sums<M, STEP / 8> p, slope;
         lm_weights<M, STEP / 8> weights;
         /* Queries past the document's end are zeros with lse 0: they add nothing. */
         lm_scores<T>(p, kv_blocks, warp_key, across, step);
+        if constexpr (GENERAL) {
+          if (a.softcap > 0) lm_cap(a, p, slope);
+          lm_hide_before<true>(a, p, first_query, first_key);
+        }
         if (!lm_causal::sees_all(first_query, first_key + 16 * M - 1)) lm_hide<true>(p, first_query, first_key);
         const float *const lse = row_data + stage * 2 * QUERIES + step + (lane & 3) * 2;
 #pragma unroll
@@ -195,6 +205,7 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
 #pragma unroll
             for (int i = 0; i < 4; i++) ds.x[m][n][i] = p.x[m][n][i] * (ds.x[m][n][i] - (i & 1 ? delta.y : delta.x));
         }
+        if (GENERAL && a.softcap > 0) lm_slope(ds, slope);
       }
       lm_weights<M, STEP / 8> weights;
       weights.template round<T>(ds);

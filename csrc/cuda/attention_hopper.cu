@@ -268,7 +268,7 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
 }
 
 /* QUERIES queries of one head; lse may be NULL. */
-template <typename T, typename C>
+template <typename T, typename C, bool WINDOW>
 __global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
     attention_hopper_forward(const __grid_constant__ lm_attention a, T *o, float *lse) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -289,7 +289,8 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
     lm_copy_commit();
   };
   copy_head<D, QUERIES, THREADS>(q_tile, (const T *)a.q + first_row * a.q_pitch + head * D, a.q_pitch, queries);
-  fetch(0, 0);
+  const int start = WINDOW ? lm_window::first_key(a, b.past + b.begin) / STEP * STEP : 0;
+  fetch(start, 0);
 
   const int lane = threadIdx.x & 31, group = threadIdx.x / 128, warp_row = group * 64 + (threadIdx.x >> 5) % 4 * 16;
   const int first_query = b.past + b.begin + warp_row, last_query = b.past + b.begin + group * 64 + 63;
@@ -297,12 +298,13 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
   const float factor = a.scale * LM_LOG2_E;
   float out[D / 2], peak[2] = {-INFINITY, -INFINITY}, sum[2] = {0, 0};
   clear(out);
-  for (int key = 0, stage = 0; key < keys; key += STEP, stage ^= 1) {
+  for (int key = start, stage = 0; key < keys; key += STEP, stage ^= 1) {
     lm_copy_wait<0>();
     lm_shared_publish();
     __syncthreads(); /* the stage is complete, and the other one has been read by all */
     if (key + STEP < keys) fetch(key + STEP, stage ^ 1);
     if (lm_causal::sees_none(last_query, key)) continue;
+    if (WINDOW && lm_window::sees_none(a, last_query - 63, key + STEP - 1)) continue;
     const uint32_t kv_tile = stages + stage * C::STAGE;
     float s[32];
     clear(s);
@@ -311,6 +313,7 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
     lm_group_commit();
     lm_group_wait<0>();
     lm_hold(s);
+    if constexpr (WINDOW) lm_hide_before<false>(a, as_sums(s), first_query, key);
     if (!lm_causal::sees_all(first_query, key + STEP - 1)) lm_hide<false>(as_sums(s), first_query, key);
 #pragma unroll
     for (int i = 0; i < 2; i++) {
@@ -380,10 +383,14 @@ static bool has_code(void) {
   return false;
 }
 
-bool lm_attention_hopper_can(const lm_cuda *cuda, const lm_attention &a) {
-  if (cuda->capability != 90 || cuda->shared_max < 200 * 1024 || (a.head_dim != 64 && a.head_dim != 128)) return false;
+bool lm_attention_hopper_can_forward(const lm_cuda *cuda, const lm_attention &a) {
+  if (a.softcap > 0 || cuda->capability != 90 || cuda->shared_max < 200 * 1024 || (a.head_dim != 64 && a.head_dim != 128)) return false;
   static const bool ready = has_code();
   return ready;
+}
+
+bool lm_attention_hopper_can(const lm_cuda *cuda, const lm_attention &a) {
+  return !lm_attention_general(a) && lm_attention_hopper_can_forward(cuda, a);
 }
 
 int32_t lm_attention_hopper_keys(const lm_attention &a) { return a.head_dim == 64 ? 192 : 128; }
@@ -407,10 +414,15 @@ cudaError_t lm_attention_hopper_backward(const lm_attention &a, const lm_attenti
   return type == LM_BF16 ? launch_size<lm_bf16>(a, g, stream) : launch_size<lm_f16>(a, g, stream);
 }
 
+template <typename T, typename Q, bool WINDOW>
+static cudaError_t start_forward(const lm_attention &a, void *o, float *lse, cudaStream_t stream) {
+  return lm_attention_start<attention_hopper_forward<T, Q, WINDOW>>(lm_attention_blocks(a, Q::QUERIES) * a.heads, Q::THREADS,
+                                                                    Q::FORWARD_SHARED, stream, a, (T *)o, lse);
+}
+
 template <typename T, typename Q>
 static cudaError_t launch_forward(const lm_attention &a, void *o, float *lse, cudaStream_t stream) {
-  return lm_attention_start<attention_hopper_forward<T, Q>>(lm_attention_blocks(a, Q::QUERIES) * a.heads, Q::THREADS,
-                                                            Q::FORWARD_SHARED, stream, a, (T *)o, lse);
+  return lm_attention_general(a) ? start_forward<T, Q, true>(a, o, lse, stream) : start_forward<T, Q, false>(a, o, lse, stream);
 }
 
 cudaError_t lm_attention_hopper_forward(const lm_attention &a, int32_t type, void *o, float *lse, cudaStream_t stream) {

@@ -4,8 +4,10 @@
 
 #include "attention.cuh"
 
-/* lm_attention_hopper_can: whether the device has them, this build holds their code, and the head size is one of theirs. */
+/* lm_attention_hopper_can: whether the device has them, this build holds their code, the head size is one of theirs, and there is
+ * neither a window nor a cap. The forward pass takes a window. */
 bool lm_attention_hopper_can(const lm_cuda *cuda, const lm_attention &a);
+bool lm_attention_hopper_can_forward(const lm_cuda *cuda, const lm_attention &a);
 
 /* lm_attention_hopper_forward: lse may be NULL. */
 cudaError_t lm_attention_hopper_forward(const lm_attention &a, int32_t type, void *o, float *lse, cudaStream_t stream);

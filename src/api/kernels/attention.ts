@@ -21,6 +21,13 @@ export interface AttentionHeads {
   readonly kvHeads: number;
   /** Factor of the scores. Default 1 / sqrt(D). */
   readonly scale?: number;
+  /**
+   * Keys that a query sees at most, itself among them: row i of a document sees its rows i - window < j <= i (Mistral: Jiang et
+   * al. 2023, arXiv:2310.06825). What lies before costs nothing. Default 0 = everything before it.
+   */
+  readonly window?: number;
+  /** A scaled score s counts as softcap * tanh(s / softcap) (Gemma 2: arXiv:2408.00118). Default 0 = as it is. */
+  readonly softcap?: number;
 }
 
 /** Options of {@linkcode attentionForward} and {@linkcode attentionBackward}. */
@@ -52,7 +59,7 @@ export interface CachedAttentionOptions extends RowOptions, AttentionHeads {}
  * ```
  *
  * @param o [T, Hq D] f32, bf16 or f16, written.
- * @param lse [Hq, T] f32, without gaps, written: log-sum-exp of the scaled scores, natural logarithm.
+ * @param lse [Hq, T] f32, without gaps, written: log-sum-exp of the scores, scaled and capped, natural logarithm.
  * @param q [T, Hq D] of the same type, read.
  * @param k [T, Hk D] of the same type and pitch, read.
  * @param v [T, Hk D] of the same type and pitch, read.
@@ -102,6 +109,8 @@ export function attentionForward(
     qkv_pitch: q.pitch,
     o_pitch: o.pitch,
     scale: head.scale,
+    window: head.window,
+    softcap: head.softcap,
   });
 }
 
@@ -196,6 +205,8 @@ export function attentionBackward(
     dqkv_pitch: dq.pitch,
     o_pitch: o.pitch,
     scale: head.scale,
+    window: head.window,
+    softcap: head.softcap,
     workspace: null,
     workspace_bytes: 0,
   });
@@ -203,7 +214,7 @@ export function attentionBackward(
 
 /**
  * Appends the live rows' k and v to the cache at row `past`, then attends causally to everything cached: row t sees cache
- * rows 0 to past + t. Prefill is past = 0, decoding is one row.
+ * rows 0 to past + t, or the last `window` of them. Prefill is past = 0, decoding is one row.
  *
  * @example Usage
  * ```ts
@@ -274,12 +285,16 @@ export function attentionCachedForward(
     qkv_pitch: q.pitch,
     o_pitch: o.pitch,
     scale: head.scale,
+    window: head.window,
+    softcap: head.softcap,
   });
 }
 
 interface Head {
   readonly size: number;
   readonly scale: number;
+  readonly window: number;
+  readonly softcap: number;
 }
 
 function checkHeads(op: string, q: TensorView, k: TensorView, options: AttentionHeads): Head {
@@ -296,9 +311,14 @@ function checkHeads(op: string, q: TensorView, k: TensorView, options: Attention
       heads,
     );
   }
-  const scale = options.scale ?? 1 / Math.sqrt(size);
+  const { scale = 1 / Math.sqrt(size), window = 0, softcap = 0 } = options;
   checkFinite(op, "scale", scale);
-  return { size, scale };
+  checkInteger(op, "window", window, 0, 2 ** 31 - 1);
+  checkFinite(op, "softcap", softcap);
+  if (softcap < 0) {
+    badArgument(op, `softcap is negative: ${softcap}: 0 = no cap`, "softcap", softcap);
+  }
+  return { size, scale, window, softcap };
 }
 
 /** The kernel has one pitch for all of them. */

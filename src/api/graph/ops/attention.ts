@@ -1,14 +1,18 @@
 /** Causal grouped-query attention over packed documents, tiled, without a T x T matrix (Dao 2023). */
-import { liveBytes, memoryWork } from "../cost.ts";
+import { type Load, liveBytes, memoryWork } from "../cost.ts";
 import type { OpKind } from "../program.ts";
 import { bytesOf, DTYPES, makeValue, rowsOf, type Value, viewOf } from "../value.ts";
 
-/** Head counts and scale of an attention layer. */
+/** Head counts, scale and mask of an attention layer. */
 export interface AttentionShape {
   readonly heads: number;
   readonly kvHeads: number;
   readonly headDim: number;
   readonly scale: number;
+  /** Rows that a query sees at most, itself among them. Default 0 = all before it. */
+  readonly window?: number;
+  /** A score s counts as softcap * tanh(s / softcap). Default 0 = as it is. */
+  readonly softcap?: number;
 }
 
 export interface AttentionAttributes {
@@ -38,8 +42,14 @@ export function splitHeads(qkv: Value, { heads, kvHeads, headDim }: AttentionSha
 }
 
 /** The struct fields that all attention kernels share. */
-export function headFields({ heads, kvHeads, headDim, scale }: AttentionShape) {
-  return { heads, kv_heads: kvHeads, head_dim: headDim, scale };
+export function headFields(shape: AttentionShape) {
+  const { heads, kvHeads, headDim, scale, window = 0, softcap = 0 } = shape;
+  return { heads, kv_heads: kvHeads, head_dim: headDim, scale, window, softcap };
+}
+
+/** Pairs of a query and a key that the layer looks at. */
+function pairsOf({ window = 0 }: AttentionShape, load: Load): number {
+  return window === 0 ? load.pairs : load.windowPairs;
 }
 
 export const attention: OpKind<AttentionAttributes> = {
@@ -48,7 +58,7 @@ export const attention: OpKind<AttentionAttributes> = {
   // Two products over every pair: scores, and their weighted sum.
   cost: ({ o, qkv, shape }, load) => [
     {
-      flops: 4 * shape.heads * shape.headDim * load.pairs,
+      flops: 4 * shape.heads * shape.headDim * pairsOf(shape, load),
       bytes: liveBytes(load, o, qkv),
       unit: "attention",
       type: o.dtype,
@@ -123,7 +133,7 @@ const attentionBackward: OpKind<AttentionBackwardAttributes> = {
   cost: ({ dqkv, do: grad, o, qkv, shape }, load) => [
     memoryWork(o.dtype, liveBytes(load, o, grad)),
     {
-      flops: 10 * shape.heads * shape.headDim * load.pairs,
+      flops: 10 * shape.heads * shape.headDim * pairsOf(shape, load),
       bytes: liveBytes(load, dqkv, grad, o, qkv),
       unit: "attention",
       type: o.dtype,
