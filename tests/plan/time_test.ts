@@ -1,6 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import type { Load, Work } from "../../src/api/graph/cost.ts";
+import type { AttentionShape } from "../../src/api/graph/ops/attention.ts";
 import type { Program } from "../../src/api/graph/program.ts";
 import { modelFlops, peakFlops } from "../../src/api/plan/model_flops.ts";
 import { findProfile, PROFILES, parseProfile, profileOf } from "../../src/api/plan/profiles.ts";
@@ -74,11 +75,25 @@ test("OpKind.cost() follows the load: rows, labels, and pairs of attention", () 
   assert.ok(Math.abs(all.matrix - unlabelled.matrix - 4 * 4096 * 2048 * 128_256) < 1);
 });
 
-test("OpKind.cost() of a layer with a window follows the pairs inside it", () => {
+test("OpKind.cost() of a layer with a window follows the pairs inside it, in every program", () => {
   const window = 64;
   const spec = specOf("four layers", { tokensPerMicroBatch: 1024 });
   const windows = [0, 0, 0, window];
   const run = planRun({ ...spec, config: { ...spec.config, windows } }, "keep");
+  for (const [name, kind] of [
+    ["train", "attention"],
+    ["evaluate", "attention"],
+    ["prefill", "cachedAttention"],
+    ["decode", "cachedAttention"],
+  ] as const) {
+    const ops =
+      run.plan.programs.get(name)?.program.ops.filter((op) => op.kind.name === kind) ?? [];
+    const shapes = ops.map(({ attributes }) => (attributes as { shape: AttentionShape }).shape);
+    assert.deepEqual(
+      shapes.map((shape) => shape.window),
+      windows,
+    );
+  }
   const { heads, headDim } = spec.config;
   const { load } = fullLoad(1024, window);
   const inside = (window * (window + 1)) / 2 + (1024 - window) * window;
