@@ -94,6 +94,11 @@ test("OpKind.cost() of a layer with a window follows the pairs inside it, in eve
       windows,
     );
   }
+  // Scratch for ordered sums only where the kernel makes them.
+  const backward = trainOf(run).ops.filter((op) => op.kind.name === "attentionBackward");
+  const scratch = backward.map(({ uses }) => (uses.scratch ?? []).map(({ name }) => name));
+  assert.deepEqual(scratch, [["delta"], ...Array(3).fill(["delta", "dqSums"])]);
+
   const { heads, headDim } = spec.config;
   const { load } = fullLoad(1024, window);
   const inside = (window * (window + 1)) / 2 + (1024 - window) * window;

@@ -207,7 +207,9 @@ function packedAttention(
     const rows = qkv.shape[0] as number;
     const o = builder.value("attention", type, [rows, shape.heads * shape.headDim], "attention");
     const lse = builder.value("logSumExp", "f32", [shape.heads, rows], "logSumExp");
-    builder.emit(attention, { o, lse, qkv, cuSeqlens: batch.cuSeqlens, shape, ordered });
+    const plain = !shape.window && !shape.softcap; // else nothing is added up in order
+    const cuSeqlens = batch.cuSeqlens;
+    builder.emit(attention, { o, lse, qkv, cuSeqlens, shape, ordered: ordered && plain });
     return o;
   };
 }
