@@ -2,8 +2,9 @@
 import type { Document } from "../src/api/data/conversation.ts";
 import type { ProgramName } from "../src/api/graph/program.ts";
 import { Device } from "../src/api/memory/mod.ts";
-import { type DeviceProfile, profileOf } from "../src/api/plan/profiles.ts";
+import type { DeviceProfile } from "../src/api/plan/profiles.ts";
 import { type Candidate, FitSearch } from "../src/api/train/fit_run.ts";
+import { profileOfDevice } from "../src/api/train/own_profile.ts";
 import { specOf } from "../tests/plan/models.ts";
 import { SHAPES, type Shape, type ShapeSetup, shapeSpec } from "../tests/shapes/session.ts";
 import { randomDocuments, randomLoad } from "./random_session.ts";
@@ -18,7 +19,7 @@ export function shapesOf(device: DeviceName): readonly Shape[] {
 /** The device of a benchmark, `"auto"` resolved, and its profile as a training would choose it. */
 export async function benchDevice(name: string) {
   await using opened = await Device.open(name as DeviceName | "auto");
-  const profile = profileOf(opened.kind, String(opened.info().name ?? opened.kind));
+  const profile = await profileOfDevice(opened.kind, String(opened.info().name ?? opened.kind));
   return { device: opened.kind as DeviceName, profile };
 }
 

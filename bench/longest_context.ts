@@ -78,7 +78,7 @@ function planLongest(model: Shape["model"], budget: number, hostBudget: number):
     savePoints: null,
     lossChunkTokens: null,
     hostBudget,
-    weights: hostBudget > 0 ? null : ("resident" as const), // random weights go to memory, never to a file
+    weights: hostBudget > 0 ? ("stream" as const) : ("resident" as const), // random weights go to no file
     profile,
     step: fullLoad(tokens),
   });

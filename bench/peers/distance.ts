@@ -30,7 +30,7 @@ const { values } = parseArgs({
     reference: { type: "string", default: "fp32" },
     settings: { type: "string", default: "default,bf16a" },
     fp16: { type: "string", default: "none" },
-    "initial-scale": { type: "string", default: String(2 ** 32) },
+    "initial-scale": { type: "string", default: String(2 ** 24) },
     device: { type: "string", default: "cuda:0" },
     steps: { type: "string", default: "50" },
     seed: { type: "string", default: "0" },
@@ -52,8 +52,9 @@ interface Distance extends Row {
   /** Of the losses, in nats. */
   readonly meanLossDistance?: number;
   readonly maxLossDistance?: number;
-  /** ||g - g32|| / ||g32|| over all adapter matrices in the first step. */
+  /** ||g - g32|| / ||g32|| in the first step: over all adapter matrices, and over those of one kind of linear. */
   readonly gradientDistance?: number;
+  readonly gradientDistances?: Readonly<Record<string, number>>;
 }
 
 const about = { bench: "peers/distance", seed, steps, reference, settings: SETTINGS };
@@ -78,8 +79,8 @@ for (const shape of listOf(values.shapes) as ShapeName[]) {
     for (const row of rows) {
       const file = row.system === "loramem" ? own : join(gradients, `${row.setting}.safetensors`);
       const failed = row.error !== undefined || exact.error !== undefined;
-      const gradientDistance = failed ? undefined : await distance(file, exactGradients);
-      distances.push({ ...asDistance(row, exact), ...(failed ? {} : { gradientDistance }) } as Row);
+      const gradient = failed ? {} : await gradientDistances(file, exactGradients);
+      distances.push({ ...asDistance(row, exact), ...gradient });
     }
     await mergeRows(values.out, about, shape, distances);
     report(shape, distances);
@@ -113,11 +114,14 @@ function asDistance(row: Row, exact: Row): Distance {
   };
 }
 
-/** Relative distance between two files of the same tensors. */
-async function distance(path: string, exactPath: string): Promise<number> {
+/** Relative distances between two files of the same tensors. */
+async function gradientDistances(
+  path: string,
+  exactPath: string,
+): Promise<Required<Pick<Distance, "gradientDistance" | "gradientDistances">>> {
   await using file = await openSafetensors(path);
   await using exact = await openSafetensors(exactPath);
-  let [apart, norm] = [0, 0];
+  const sums = new Map<string, { apart: number; norm: number }>([["", { apart: 0, norm: 0 }]]);
   for (const entry of exact.tensors.values()) {
     const mine = file.tensors.get(entry.name);
     if (mine === undefined) throw new Error(`${path} lacks ${entry.name}`);
@@ -125,15 +129,23 @@ async function distance(path: string, exactPath: string): Promise<number> {
     await file.read(mine, a);
     await exact.read(entry, b);
     const [values, expected] = [toFloat32("F32", a), toFloat32("F32", b)];
+    let [apart, norm] = [0, 0];
     for (let index = 0; index < expected.length; index++) {
       apart += ((values[index] as number) - (expected[index] as number)) ** 2;
       norm += (expected[index] as number) ** 2;
     }
+    for (const kind of ["", entry.name.replace(/^.*\.(\w+)\.lora_[AB]$/, "$1")]) {
+      const sum = sums.get(kind) ?? { apart: 0, norm: 0 };
+      sums.set(kind, { apart: sum.apart + apart, norm: sum.norm + norm });
+    }
   }
-  return Math.sqrt(apart / norm);
+  const relative = [...sums].map(([kind, { apart, norm }]) => [kind, Math.sqrt(apart / norm)]);
+  const { "": gradientDistance, ...kinds } = Object.fromEntries(relative);
+  return { gradientDistance, gradientDistances: kinds };
 }
 
 function report(title: string, rows: readonly Distance[]): void {
+  const kinds = Object.keys(rows.find((row) => row.gradientDistances)?.gradientDistances ?? {});
   const header = ["", "loss 1", "loss end", "fall", "mean |d|", "max |d|", "skipped", "gradient"];
   const lines = rows.map((row) => [
     `${row.system} ${row.setting}`,
@@ -144,7 +156,8 @@ function report(title: string, rows: readonly Distance[]): void {
     figure(row.maxLossDistance, 5),
     row.error ?? figure(row.skipped?.length, 0),
     figure(row.gradientDistance, 6),
+    ...kinds.map((kind) => figure(row.gradientDistances?.[kind], 4)),
   ]);
   console.log(`${title}: ${SHAPES[title as ShapeName]?.model ?? ""}`);
-  console.log(table([header, ...lines]));
+  console.log(table([[...header, ...kinds], ...lines]));
 }

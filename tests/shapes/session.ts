@@ -35,7 +35,7 @@ export type ShapeName = keyof typeof SHAPES;
 
 /** AdamW as torch has it by default, with clipping. The learning rate is that of short runs. */
 export const SETTINGS: OptimizerSettings = {
-  learningRate: 1e-3,
+  learningRate: 3e-4,
   beta1: 0.9,
   beta2: 0.999,
   adamEps: 1e-8,
