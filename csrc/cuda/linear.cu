@@ -65,8 +65,11 @@ cudaError_t lm_cuda_lora_linear_forward(lm_cuda *cuda, const lm_lora_linear_forw
   }
   void *const workspace = lm_cuda_workspace(cuda, stream);
   if (plain) return lm_cuda_gemm(cuda, &g, workspace, cuda->workspace_bytes, stream);
+  /* The residual lies on the grid of its type, often with steps wider than all of s B^T: added to it alone, that would round
+   * away, again and again in the same direction. Everything is one sum, which the library cannot make. */
+  if (args->residual) return lm_cuda_gemm_own(cuda, &g, workspace, cuda->workspace_bytes, stream);
 
-  /* With the library: y = s B^T + bias + residual first, so that the base product reads y once and nothing else twice. */
+  /* With the library: y = s B^T + bias first, so that the base product reads y once and nothing else twice. */
   lm_gemm base = g, term = g;
   base.part[0].columns = args->out;
   base.part[0].depth[1] = base.part[1].columns = base.part[2].columns = 0;

@@ -13,6 +13,7 @@ import {
   KINDS,
   Random,
   Rig,
+  rounded,
   SIZES,
   type Tensor,
   TOLERANCE,
@@ -219,6 +220,49 @@ for (const kind of KINDS) {
             assertGradient(own, part.b, loss, tolerance, `dB${index}: ${what}`, 6);
           }
         }
+      },
+    );
+  }
+
+  // Mutant: the residual is added to s B^T first and rounded (csrc/cuda/linear.cu).
+  for (const stored of ["bf16", "f16"] as const) {
+    test(
+      `loraLinearForward keeps adapters that are small beside the residual, ${stored} on ${kind}`,
+      SLOW,
+      async () => {
+        await using rig = await Rig.open(kind);
+        const random = new Random(7);
+        const [T, N, K, rank] = [96, 1024, 1024, 8];
+        const small = stored === "bf16" ? 2 ** -10 : 2 ** -13; // an eighth of the residual's grid
+        const x = random.matrix(stored, T, K);
+        const w = random.matrix(stored, N, K, 0.05 / Math.sqrt(K));
+        const residual = matrix(
+          T,
+          N,
+          () => rounded(stored, 1 + random.uniform()), // all with the same grid
+        );
+        const s = matrix(T, rank, () => small / rank);
+        const parts = [{ out: N, rank, scale: 1, b: matrix(N, rank, () => 1) }];
+        const y = rig.tensor(stored, [T, N]);
+        kernels.loraLinearForward(
+          y.view,
+          rig.matrix(stored, x).view,
+          rig.matrix(stored, w).view,
+          [{ out: N, rank, b: rig.matrix(stored, parts[0]?.b as Matrix).view }],
+          {
+            stream: rig.stream,
+            s: rig.matrix(stored, s).view,
+            residual: rig.matrix(stored, residual).view,
+          },
+        );
+        const got = await rig.read(y);
+        const want = reference.loraLinear(x, w, s, parts, undefined, residual);
+        const error = got.data.reduce(
+          (sum, value, at) => sum + value - (want.data[at] as number),
+          0,
+        );
+        // Rounding errs by 2 to 3 times `small` in a single element, but in no direction.
+        assert.ok(Math.abs(error / got.data.length) < small / 20, `${error / got.data.length}`);
       },
     );
   }
