@@ -91,13 +91,17 @@ static int64_t use_workspace(const lm_attention_backward_args *args, const lm_at
 template <typename T, typename C, typename Q>
 static cudaError_t launch(lm_cuda *cuda, const lm_attention &a, lm_attention_gradients g, const lm_attention_backward_args *args,
                           cudaStream_t stream) {
+  /* With larger heads the turns cost more than scores that are computed twice. */
+  constexpr bool ORDERED = C::D <= 64;
   g.slices = 1;
-  const int64_t turns = use_workspace(args, a, C::KEYS, C::QUERIES, 2 * (int64_t)cuda->sm_count * C::BLOCKS, g);
+  int64_t turns = 0;
+  if constexpr (ORDERED) turns = use_workspace(args, a, C::KEYS, C::QUERIES, 2 * (int64_t)cuda->sm_count * C::BLOCKS, g);
   cudaError_t error = launch_delta<T, 8>(a, args->o, args->grad_o, args->delta, g.rank, turns, stream);
   if (error) return error;
   const int64_t blocks = lm_attention_blocks(a, C::KEYS) * (a.heads / a.group) * g.slices;
-  if (turns > 0)
-    return lm_attention_start<lm_attention_backward_kernel<T, C, true>>(blocks, C::THREADS, C::SHARED, stream, a, g);
+  if constexpr (ORDERED)
+    if (turns > 0)
+      return lm_attention_start<lm_attention_backward_kernel<T, C, true>>(blocks, C::THREADS, C::SHARED, stream, a, g);
   error = lm_attention_start<lm_attention_backward_kernel<T, C, false>>(blocks, C::THREADS, C::SHARED, stream, a, g);
   if (error) return error;
   return lm_attention_start<lm_attention_query_gradient<T, Q>>(lm_attention_blocks(a, Q::QUERIES) * a.heads, Q::THREADS, Q::SHARED,

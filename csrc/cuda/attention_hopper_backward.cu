@@ -74,8 +74,8 @@ __device__ __forceinline__ void backward_fetch(const lm_attention &a, const lm_a
   backward_place at(b);
   const auto fetch = [&](int step) {
     const int row = b.row + at.block * QUERIES, rows = b.length - at.block * QUERIES, stage = step & 1;
-    copy_by_warp<D, QUERIES>(tiles + C::STAGES + stage * C::STAGE + which * C::STAGE / 2, from + ((int64_t)row * pitch + at.head * D),
-                             pitch, rows);
+    copy_by_warp<D, QUERIES>(tiles + C::STAGES + stage * C::STAGE + which * C::STAGE / 2,
+                             from + ((int64_t)row * pitch + at.head * D), pitch, rows);
     const float *const row_statistics = statistics + (int64_t)at.head * a.rows + row;
     const uint32_t to = tiles + C::ROWS_AT + stage * C::ROWS + which * C::ROWS / 2;
     if (which == 0 && lane == 0) b.first_query[stage] = at.block * QUERIES;
@@ -88,7 +88,8 @@ __device__ __forceinline__ void backward_fetch(const lm_attention &a, const lm_a
     __syncwarp();
     if (lane == 0) lm_barrier_arrive(barriers.full + 8 * (step & 1));
   };
-  copy_by_warp<D, C::KEYS>(tiles + which * C::KV, (const T *)(which ? a.v : a.k) + ((b.kv_row + b.begin) * a.kv_pitch + b.kv_head * D),
+  copy_by_warp<D, C::KEYS>(tiles + which * C::KV,
+                           (const T *)(which ? a.v : a.k) + ((b.kv_row + b.begin) * a.kv_pitch + b.kv_head * D),
                            (int)a.kv_pitch, b.length - b.begin);
 #pragma unroll 1
   for (int step = 0; step < b.steps; step++) {
@@ -180,9 +181,10 @@ __device__ __forceinline__ void backward_multiply(const lm_attention &a, const l
   constexpr int D = C::D, KEYS = C::KEYS, QUERIES = C::QUERIES, PARTS = C::PARTS;
   const int group = __shfl_sync(0xffffffffu, threadIdx.x / 128 - 1, 0);
   const uint32_t tiles = lm_shared_address(shared), ds_tile = tiles + C::DS_AT;
-  const uint32_t k_rows = tiles + group * 64 * 128, v_rows = k_rows + C::KV;
-  /* The rows of dq that are a group's, or its columns. */
-  const uint32_t ds_columns = ds_tile + (D == 64 ? group * KEYS * 128 : 0), k_columns = tiles + (D == 128 ? group * KEYS * 128 : 0);
+  const uint32_t k_rows = tiles + group * 64 * 128, v_rows = k_rows + C::KV, ds_rows = ds_tile + group * 64 * 128;
+  /* Of dq a group computes half of the rows, or of the columns. */
+  const uint32_t ds_columns = ds_tile + (D == 64 ? group * KEYS * 128 : 0);
+  const uint32_t k_columns = tiles + (D == 128 ? group * KEYS * 128 : 0);
   const auto wait_workers = [] { asm volatile("bar.sync 1, %0;" ::"n"(C::WORKERS) : "memory"); };
 
   float dk[D / 2], dv[D / 2];
@@ -255,13 +257,14 @@ __device__ __forceinline__ void backward_multiply(const lm_attention &a, const l
 #pragma unroll
     for (int k = 1; k < KEYS / 16; k++)
       lm_group_multiply<true, true>(dq, lm_matrix_descriptor(ds_columns + 16 * k * 128, 0),
-                                           lm_matrix_descriptor(k_columns + 16 * k * 128, 0), T{});
+                                    lm_matrix_descriptor(k_columns + 16 * k * 128, 0), T{});
     lm_group_commit();
 #pragma unroll
     for (int part = 0; part < PARTS; part++)
 #pragma unroll
       for (int k = 0; k < 4; k++)
-        lm_group_multiply<true>(dk, lm_matrix_descriptor(ds_tile + group * 64 * 128 + part * KEYS * 128 + k * 32, 0), lm_matrix_descriptor(q_tile + (part * 64 + 16 * k) * 128, QUERIES * 128), T{});
+        lm_group_multiply<true>(dk, lm_matrix_descriptor(ds_rows + part * KEYS * 128 + k * 32, 0),
+                                lm_matrix_descriptor(q_tile + (part * 64 + 16 * k) * 128, QUERIES * 128), T{});
     lm_group_commit();
     lm_group_wait<1>();
     lm_hold(dv);
@@ -334,11 +337,12 @@ int32_t lm_attention_hopper_queries(const lm_attention &a) {
 
 template <typename T, typename C>
 static cudaError_t launch(const lm_attention &a, const lm_attention_gradients &g, cudaStream_t stream) {
-  return lm_attention_start<attention_hopper_backward<T, C>>(lm_attention_blocks(a, C::KEYS) * (a.heads / a.group) * g.slices, C::THREADS,
-                                                             C::SHARED, stream, a, g);
+  const int64_t blocks = lm_attention_blocks(a, C::KEYS) * (a.heads / a.group) * g.slices;
+  return lm_attention_start<attention_hopper_backward<T, C>>(blocks, C::THREADS, C::SHARED, stream, a, g);
 }
 
-cudaError_t lm_attention_hopper_backward(const lm_attention &a, const lm_attention_gradients &g, int32_t type, cudaStream_t stream) {
+cudaError_t lm_attention_hopper_backward(const lm_attention &a, const lm_attention_gradients &g, int32_t type,
+                                         cudaStream_t stream) {
   if (a.head_dim == 64)
     return type == LM_BF16 ? launch<lm_bf16, hopper_backward<64>>(a, g, stream) : launch<lm_f16, hopper_backward<64>>(a, g, stream);
   return type == LM_BF16 ? launch<lm_bf16, hopper_backward<128>>(a, g, stream) : launch<lm_f16, hopper_backward<128>>(a, g, stream);

@@ -138,7 +138,8 @@ __device__ __forceinline__ void lm_shared_publish() { asm volatile("fence.proxy.
 
 /* lm_store_matrices: the inverse of lm_load_matrices, not transposed. */
 __device__ __forceinline__ void lm_store_matrices(uint32_t to, const uint32_t (&x)[4]) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3])
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(x[0]), "r"(x[1]), "r"(x[2]),
+               "r"(x[3])
                : "memory");
 }
 
@@ -147,12 +148,13 @@ __device__ __forceinline__ void lm_bulk_store(float *to, uint32_t from, int byte
   asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(from), "r"(bytes) : "memory");
 }
 __device__ __forceinline__ void lm_bulk_add(float *to, uint32_t from, int bytes) {
-  asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(to), "r"(from), "r"(bytes) : "memory");
+  asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(to), "r"(from), "r"(bytes)
+               : "memory");
 }
 /* lm_bulk_load: the other way, counted by the barrier. */
 __device__ __forceinline__ void lm_bulk_load(uint32_t to, const float *from, int bytes, uint32_t barrier) {
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from), "r"(bytes),
-               "r"(barrier)
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from),
+               "r"(bytes), "r"(barrier)
                : "memory");
 }
 __device__ __forceinline__ void lm_bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }

@@ -435,8 +435,9 @@ LM_API int32_t lm_attention_forward(lm_ctx *ctx, const lm_attention_forward_args
 /* lm_attention_backward: gradients of lm_attention_forward, probabilities recomputed tile by tile from lse.
  *   dq [T, Hq D], dk [T, Hk D], dv [T, Hk D] written with row pitch dqkv_pitch;  delta [Hq, T] f32 workspace;
  *   grad_o, o [T, Hq D] read with row pitch o_pitch;  lse [Hq, T] read;  q, k, v, cu_seqlens as in forward;
- *   workspace  NULL, or 16-byte aligned memory of 4 (T D (Hq + 2 Hk) + (Hq + Hk) (T / 16 + documents) + 4) bytes for a device
- *              other than the CPU: with less it computes the scores twice */
+ *   workspace  NULL, or 16-byte aligned memory of 4 (T D (Hq + 2 Hk) + (Hq + Hk) (T / 16 + documents) + 4) bytes, with which
+ *              a GPU computes the scores once instead of twice where it gains from that (16 bits, head sizes 32, 64 and 128).
+ *              Without the part 2 Hk, few rows leave much of a large GPU idle */
 typedef struct lm_attention_backward_args {
   uint32_t size;
   int32_t type;
