@@ -112,7 +112,7 @@ template <typename T>
 static cudaError_t launch_size(lm_cuda *cuda, const lm_attention &a, lm_attention_gradients g,
                                const lm_attention_backward_args *args, cudaStream_t stream) {
   if (lm_attention_hopper_can(cuda, a)) {
-    /* Few slices: a block has its multiprocessor to itself. */
+    /* Few slices: a block has its multiprocessor to itself. Without the workspace the tiles of all cards serve. */
     const int64_t turns =
         use_workspace(args, a, lm_attention_hopper_keys(), lm_attention_hopper_queries(a), cuda->sm_count, g);
     if (turns > 0) {
