@@ -97,7 +97,8 @@ static bool follow(lm_pool *pool, uint32_t index, lm_run run) {
 /* The order in which memory is looked for. @return a block in no list, at least `bytes` long, or NULL */
 static lm_block *find(lm_pool *pool, uint32_t owner, uint8_t zone, uint64_t bytes) {
   /* 1. Freed in this stream, or by now nobody's: usable at once, whichever fits better. */
-  lm_block *block = lm_block_take(pool, owner, zone, bytes);
+  lm_block *block = bytes <= LM_TINY_MAX ? lm_block_take_rest(pool, owner, bytes) : NULL;
+  if (!block) block = lm_block_take(pool, owner, zone, bytes);
   if (block) return block;
   /* 2. Freed elsewhere and that work has ended. */
   lm_settle(pool, owner);

@@ -3,12 +3,15 @@
  * A pool is one range of addresses, several times as large as the memory of the device. Memory is put behind its pages as
  * the pool grows, and pages that hold no live block move to where contiguous room is needed, so that what the pool holds is
  * little more than what is live. Half of the range is for small blocks, half for large ones: among small blocks that live
- * long there would be few whole pages left to move.
+ * long there would be few whole pages left to move. Tiny blocks fill what is left over among the small ones, and else go with
+ * the large ones, into the parts of pages that those leave: they must not cost a small block, mostly a fraction of a page, its
+ * place.
  *
  * Such a zone is a list of blocks in address order that covers it without gaps: live, free, or unbacked (whole pages without
  * memory). A free block has an owner: the stream in whose order it was freed, until that stream has passed the mark of the
  * free; then nobody. The owner may use the block at once, anybody else only after the mark. Each owner keeps its free
- * blocks in bins by size and in a list by mark. Two neighbours with the same owner are always one block. */
+ * blocks in bins by size and in a list by mark; the last bin is for the blocks that end where the memory ends, which are left
+ * as they are while others fit. Two neighbours with the same owner are always one block. */
 #ifndef LM_POOL_H
 #define LM_POOL_H
 
@@ -16,9 +19,10 @@
 
 #define LM_GRANULE UINT64_C(256)
 #define LM_SMALL_MAX UINT64_C(0x100000) /* largest block of the zone for small ones: half a page */
+#define LM_TINY_MAX UINT64_C(0x10000)   /* largest block that goes with the large ones where no small place is left over */
 
-/* Bins: one per granule count below 16, then 8 per power of two up to 2^48 bytes. */
-#define LM_BIN_COUNT (16 + 8 * 36)
+/* Bins: one per granule count below 16, 8 per power of two up to 2^41 bytes, and the last. */
+#define LM_BIN_COUNT (16 + 8 * 29 + 1)
 
 typedef struct lm_block lm_block;
 
@@ -32,6 +36,7 @@ struct lm_block {
   uint64_t mark;                  /* of a free block */
   uint32_t index, generation;     /* the handle; generation changes with every free */
   uint32_t owner;                 /* index into owners, of a free block; LM_UNBACKED */
+  uint16_t bin;                   /* of a free block */
   uint8_t zone;
   bool live;
   bool moving;                    /* free or unbacked, in no list, while the driver is at it */
@@ -82,10 +87,13 @@ typedef struct lm_run {
 
 /* lm_zone_of: where a block of this size belongs. */
 static inline uint8_t lm_zone_of(const lm_pool *pool, uint64_t bytes) {
-  return bytes > LM_SMALL_MAX || pool->fixed ? LM_LARGE : LM_SMALL;
+  return bytes <= LM_TINY_MAX || bytes > LM_SMALL_MAX || pool->fixed ? LM_LARGE : LM_SMALL;
 }
-/* lm_block_take: remove the smallest fitting block of an owner or of nobody from its lists; NULL if there is none. */
+/* lm_block_take: remove a fitting block of an owner or of nobody from its lists: of the first bin that has one, the one at the
+ * lowest address, so that pages at the end become free. NULL if there is none. */
 lm_block *lm_block_take(lm_pool *pool, uint32_t owner, uint8_t zone, uint64_t bytes);
+/* lm_block_take_rest: the same among the small ones, for a tiny block: NULL also if any small block would fit there. */
+lm_block *lm_block_take_rest(lm_pool *pool, uint32_t owner, uint64_t bytes);
 /* lm_block_insert: put a free or unbacked block into its owner's lists, joined with neighbours of the same owner. */
 void lm_block_insert(lm_pool *pool, lm_block *block);
 /* lm_block_remove: take a free block out of its owner's lists. */

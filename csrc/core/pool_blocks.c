@@ -3,19 +3,24 @@
 
 #include <string.h>
 
+#define LAST_BIN (LM_BIN_COUNT - 1)
+
+/* How many blocks of a bin are compared, so that a take has an end; further ones are looked at until one fits. */
+#define COMPARED 32
+
 static uint32_t bin_of(uint64_t bytes) {
   uint64_t granules = bytes / LM_GRANULE;
   if (granules < 16) return (uint32_t)granules;
   uint32_t power = 63 - (uint32_t)__builtin_clzll(granules);
   uint32_t bin = 16 + (power - 4) * 8 + (uint32_t)(granules >> (power - 3) & 7);
-  return bin < LM_BIN_COUNT ? bin : LM_BIN_COUNT - 1;
+  return bin < LAST_BIN ? bin : LAST_BIN;
 }
 
 void lm_block_remove(lm_pool *pool, lm_block *block) {
   if (block->owner == LM_UNBACKED) return;
   lm_owner *owner = pool->owners[block->owner];
   lm_bins *bins = &owner->zones[block->zone];
-  uint32_t bin = bin_of(block->bytes);
+  uint32_t bin = block->bin;
   if (block->bin_before) {
     block->bin_before->bin_after = block->bin_after;
   } else {
@@ -35,7 +40,9 @@ static void link_block(lm_pool *pool, lm_block *block, lm_block *older) {
   if (block->owner == LM_UNBACKED) return;
   lm_owner *owner = pool->owners[block->owner];
   lm_bins *bins = &owner->zones[block->zone];
-  uint32_t bin = bin_of(block->bytes);
+  const lm_block *next = block->after;
+  uint32_t bin = next && !next->live && next->owner == LM_UNBACKED ? LAST_BIN : bin_of(block->bytes);
+  block->bin = (uint16_t)bin;
   block->bin_before = NULL;
   block->bin_after = bins->bins[bin];
   if (block->bin_after) block->bin_after->bin_before = block;
@@ -130,35 +137,46 @@ bool lm_block_split(lm_pool *pool, lm_block *block, uint64_t bytes) {
   return true;
 }
 
-/* Smallest block of a bin that fits. */
+/* The block of a bin that fits and has the lowest address. */
 static lm_block *best_of_bin(const lm_bins *bins, uint32_t bin, uint64_t bytes) {
   lm_block *best = NULL;
-  for (lm_block *block = bins->bins[bin]; block; block = block->bin_after) {
-    if (block->bytes < bytes || (best && best->bytes <= block->bytes)) continue;
-    best = block;
-    if (best->bytes == bytes) break;
+  uint32_t seen = 0;
+  for (lm_block *block = bins->bins[bin]; block && (!best || seen < COMPARED); block = block->bin_after, seen++) {
+    if (block->bytes >= bytes && (!best || block->address < best->address)) best = block;
   }
   return best;
 }
 
+/* Not every block of the first bin fits, nor of the last; all of those between do. */
 static lm_block *best_of(const lm_bins *bins, uint64_t bytes) {
   uint32_t bin = bin_of(bytes);
   lm_block *block = best_of_bin(bins, bin, bytes);
-  for (uint32_t next = bin + 1; !block && next < LM_BIN_COUNT;) {
-    uint64_t word = bins->bitmap[next / 64] >> next % 64;
-    if (word) block = best_of_bin(bins, next + (uint32_t)__builtin_ctzll(word), bytes);
-    next = (next / 64 + 1) * 64;
-  }
-  return block;
+  if (block || bin == LAST_BIN) return block;
+  uint32_t word = ++bin / 64;
+  uint64_t bits = bins->bitmap[word] >> bin % 64 << bin % 64;
+  while (!bits && ++word < sizeof bins->bitmap / sizeof bits) bits = bins->bitmap[word];
+  return bits ? best_of_bin(bins, word * 64 + (uint32_t)__builtin_ctzll(bits), bytes) : NULL;
+}
+
+/* The block of an owner or of nobody that a take chooses. */
+static lm_block *best_for(lm_pool *pool, uint32_t owner, uint8_t zone, uint64_t bytes) {
+  lm_block *block = best_of(&pool->owners[owner]->zones[zone], bytes);
+  if (block && block->bytes == bytes) return block;
+  lm_block *other = best_of(&pool->owners[LM_NOBODY]->zones[zone], bytes);
+  if (!block || !other) return block ? block : other;
+  return other->bin < block->bin || (other->bin == block->bin && other->address < block->address) ? other : block;
 }
 
 lm_block *lm_block_take(lm_pool *pool, uint32_t owner, uint8_t zone, uint64_t bytes) {
-  lm_block *block = best_of(&pool->owners[owner]->zones[zone], bytes);
-  if (!block || block->bytes != bytes) {
-    lm_block *other = best_of(&pool->owners[LM_NOBODY]->zones[zone], bytes);
-    if (other && (!block || other->bytes < block->bytes)) block = other;
-  }
+  lm_block *block = best_for(pool, owner, zone, bytes);
   if (block) lm_block_remove(pool, block);
+  return block;
+}
+
+lm_block *lm_block_take_rest(lm_pool *pool, uint32_t owner, uint64_t bytes) {
+  lm_block *block = best_for(pool, owner, LM_SMALL, bytes);
+  if (!block || block->bytes >= LM_SMALL_MAX) return NULL;
+  lm_block_remove(pool, block);
   return block;
 }
 

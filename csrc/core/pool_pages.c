@@ -139,24 +139,28 @@ static void take_pages(lm_pool *pool, lm_block *first, uint8_t *begin, uint64_t 
   leavers->bytes += bytes;
 }
 
-/* Finds up to `most` bytes of pages that no live block touches and that are usable for `owner`; takes them out of all lists
- * unless leavers is NULL. @return bytes found */
+/* Finds up to `most` bytes of pages that no live block touches and that are usable for `owner`, those with the highest addresses
+ * of a zone first, so that what stays lies together at its start; takes them out of all lists unless leavers is NULL.
+ * @return bytes found */
 static uint64_t find_pages(lm_pool *pool, uint32_t owner, uint64_t most, leavers *leavers) {
   uint64_t found = 0;
   for (uint8_t zone = LM_ZONES; zone-- > 0;) { /* pages of the large ones first: more of them are whole */
-    lm_block *block = pool->zones[zone];
-    while (block && found < most) {
-      lm_block *first = block;
-      while (block && lm_block_usable(block, owner)) block = block->after;
-      if (block == first) {
-        block = block->after;
+    lm_block *last = pool->zones[zone];
+    while (last->after) last = last->after;
+    while (last && found < most) {
+      if (!lm_block_usable(last, owner)) {
+        last = last->before;
         continue;
       }
-      uint8_t *end = block ? block->address : pool->memory + pool->bytes / LM_ZONES * (zone + 1u);
+      lm_block *first = last;
+      while (first->before && lm_block_usable(first->before, owner)) first = first->before;
       uint8_t *begin = first->address + (page_up((uintptr_t)first->address) - (uintptr_t)first->address);
-      uint64_t bytes = end > begin ? (uint64_t)(end - begin) & ~(LM_RANGE_PAGE - 1) : 0;
+      uint8_t *end = last->address + last->bytes;
+      end -= (uintptr_t)end % LM_RANGE_PAGE;
+      uint64_t bytes = end > begin ? (uint64_t)(end - begin) : 0;
       if (bytes > most - found) bytes = most - found;
-      if (bytes && leavers) take_pages(pool, first, begin, bytes, leavers);
+      last = first->before;
+      if (bytes && leavers) take_pages(pool, first, end - bytes, bytes, leavers);
       found += bytes;
     }
   }

@@ -220,21 +220,6 @@ static void splits_and_coalesces(void) {
   lm_pool_destroy(pool);
 }
 
-static void fits_best(void) {
-  lm_pool *pool = pool_with(0);
-  const uint64_t sizes[] = {700 * KIB, 256, 300 * KIB, 256, 310 * KIB, 256, 500 * KIB};
-  uint64_t handles[7];
-  void *pointers[7];
-  for (int i = 0; i < 7; i++) {
-    handles[i] = take(pool, sizes[i], a);
-    pointers[i] = at(pool, handles[i]);
-  }
-  for (int i = 0; i < 7; i += 2) EXPECT(lm_pool_free(pool, handles[i], a) == LM_OK);
-  EXPECT(at(pool, take(pool, 299 * KIB, a)) == pointers[2]); /* the one of 310 KiB was freed later */
-  EXPECT(at(pool, take(pool, 301 * KIB, a)) == pointers[4]);
-  lm_pool_destroy(pool);
-}
-
 static void *open_later(void *arg) {
   usleep(20000);
   gate_open(arg);
@@ -464,7 +449,6 @@ int main(void) {
   test("lm_pool_alloc() at the limit lets the stream wait, not the host", at_the_limit_the_stream_waits);
   test("lm_pool_alloc() joins free neighbours of several streams", joins_neighbours_of_many_streams);
   test("lm_pool_free() joins neighbours on both sides", splits_and_coalesces);
-  test("lm_pool_alloc() takes the block that fits best", fits_best);
   test("lm_pool_alloc() at the limit moves pages of other streams once they have passed", moves_pages);
   test("lm_pool_alloc() moves its own free pages before it takes more memory", moves_before_it_grows);
   test("lm_pool_alloc() moves no page while a graph is recorded", no_page_leaves_while_a_graph_is_recorded);

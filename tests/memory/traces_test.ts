@@ -15,7 +15,8 @@ const TORCH = [0.205, 0.566, 0.155, 0.278, 0.321];
 /** Replays in which pages may still go to and fro. */
 const SETTLES = 30;
 
-// rmm#1245, pytorch#110194. Mutants: let lm_zone_of put everything into one zone; leave out `settled` in lm_pool_grow.
+// rmm#1245, pytorch#110194. Mutants: let lm_zone_of put everything into one zone, or tiny blocks with the small ones; leave out
+// `settled` in lm_pool_grow.
 test(
   "MemoryPool holds at most half of what PyTorch's allocator holds over the least, and at last takes nothing",
   SLOW,
@@ -26,14 +27,14 @@ test(
       await using stream = device.createStream();
       using pool = device.createPool();
       const least = lowerBound(trace);
-      // Nobody holds a part of a page.
-      const bar = Math.ceil((least * (1 + (TORCH[index] ?? 0) / 2)) / PAGE) * PAGE;
+      const bar = least * (1 + (TORCH[index] ?? 0) / 2);
       let calls = 0;
       for (let round = 0; round <= SETTLES; round++) {
         calls = pool.stats().driverCalls;
         const most = replay(trace, pool, stream);
+        const allowed = round > 0 ? Math.ceil(bar / PAGE) * PAGE : bar; // settled: the last page is whole
         const over = `${trace.name}: ${(100 * (most / least - 1)).toFixed(1)} %`;
-        assert.ok(most >= least && most <= bar, over);
+        assert.ok(most >= least && most <= allowed, over);
         if (round > 0 && /one length/.test(trace.name))
           assert.equal(pool.stats().driverCalls, calls);
       }
