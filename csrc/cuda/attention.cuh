@@ -37,7 +37,7 @@ struct lm_attention_gradients {
   const float *lse, *delta;
   void *dq, *dk, *dv;
   int64_t pitch; /* of dq, dk, dv */
-  float *dq_sum;           /* [T, Hq D] */
+  float *dq_sum;           /* [T, Hq D]; [Hq, T, D] where warp groups multiply */
   float *dk_sum, *dv_sum;  /* [T, Hk D]; used if slices > 1 */
   int32_t *dq_turn;        /* [Hq][blocks of queries] */
   int32_t *dkv_turn;       /* [Hk][blocks of keys] */

@@ -438,8 +438,8 @@ LM_API int32_t lm_attention_forward(lm_ctx *ctx, const lm_attention_forward_args
 /* lm_attention_backward: gradients of lm_attention_forward, probabilities recomputed tile by tile from lse.
  *   dq [T, Hq D], dk [T, Hk D], dv [T, Hk D] written with row pitch dqkv_pitch;  delta [Hq, T] f32 workspace;
  *   grad_o, o [T, Hq D] read with row pitch o_pitch;  lse [Hq, T] read;  q, k, v, cu_seqlens, window, softcap as in forward;
- *   workspace  NULL, or 16-byte aligned memory of 4 (T D (Hq + 2 Hk) + (Hq + Hk) (T / 16 + documents) + 4) bytes for a device
- *              other than the CPU: with less, and with a window or a cap, it computes the scores twice */
+ *   workspace  NULL, or 16-byte aligned memory of 4 (T D (Hq + 2 Hk) + (Hq + Hk) (T / 16 + documents) + 4) bytes: a GPU computes
+ *              scores once then, not twice, where it gains (16 bits, D 32, 64, 128, no window or cap); few rows gain by 2 Hk */
 typedef struct lm_attention_backward_args {
   uint32_t size;
   int32_t type;

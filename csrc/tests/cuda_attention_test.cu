@@ -22,6 +22,9 @@ static const shape shapes[] = {
     {4, 2, 96, {64, 129, 15}, 1, 8, 0, 0, false},
     {8, 1, 128, {0, 0, 130, 63, 5}, 2, 0, 0, 0, false},
     {3, 3, 128, {257}, 0, 8, 0, 0, false},
+    {4, 1, 128, {1, 63, 64, 65, 127, 128, 129, 0, 2, 300}, 70, 0, 0, 0, false},
+    {4, 1, 64, {1, 63, 64, 65, 127, 128, 129, 0, 2, 300}, 70, 8, 0, 0, false},
+    {3, 3, 64, {129, 255, 256, 257}, 3, 0, 0, 0, false},
     {2, 1, 256, {129, 1, 66}, 9, 0, 0, 0, false},
     {8, 2, 64, {300, 127, 20}, 0, 0, 0, 0, false},
     {4, 2, 64, {129, 65}, 0, 0, 0, -120, false},
@@ -38,6 +41,9 @@ static const shape shapes[] = {
     {8, 2, 64, {2048, 1000, 3, 1500}, 100, 0, 0, 0, true},
     {14, 2, 64, {700, 324, 1024}, 0, 0, 0, 0, true},
     {8, 2, 128, {1777, 2000}, 19, 0, 0, 0, true},
+    {14, 2, 128, {700, 324, 1}, 0, 0, 0, 0, true},
+    {8, 1, 64, {1777, 65}, 0, 0, 0, 0, true},
+    {4, 2, 128, std::vector<int32_t>(100, 20), 5, 0, 0, 0, true},
     {4, 1, 96, {900, 1100}, 0, 0, 0, 0, true},
     {2, 1, 256, {1400}, 0, 0, 0, 0, true},
     {2, 1, 80, std::vector<int32_t>(100, 20), 0, 0, 0, 0, true}, /* more documents than a warp has lanes */
@@ -135,16 +141,19 @@ static void test_packed(const shape &s, int32_t type, const std::string &name_of
 
   share(o), share(lse);
   array dqkv = make_empty(type, rows, Q + 2 * K, Q + 2 * K + 2 * s.gap, s.offset), delta = make_empty(LM_F32, s.heads, rows, rows);
-  const int64_t bytes = 4 * (rows * D * (s.heads + 2 * s.kv_heads) + (int64_t)(s.heads + s.kv_heads) * (rows / 16 + documents) + 4);
+  const int64_t turns = (int64_t)(s.heads + s.kv_heads) * (rows / 16 + documents) + 4;
+  const int64_t sums_of_dq = 4 * (rows * D * s.heads + turns), bytes = sums_of_dq + 4 * rows * D * 2 * s.kv_heads;
   array workspace = make_empty(LM_F32, 1, bytes / 4, bytes / 4);
-  for (int mode = 0; mode < 3; mode++) { /* ordered sums; no workspace; too small a one */
-    const std::string name = what + (mode == 0 ? "ordered" : mode == 1 ? "without workspace" : "too small a workspace") + ", ";
+  static const char *const modes[] = {"ordered", "ordered dq alone", "too small a workspace", "without workspace"};
+  const int64_t room[] = {bytes, sums_of_dq, rows * D * 4, 0};
+  for (int mode = 0; mode < 4; mode++) {
+    const std::string name = what + modes[mode] + ", ";
     const auto backward = [&](side &d) {
       const lm_attention_backward_args args = {
           sizeof args, type, part(d, dqkv, 0), part(d, dqkv, Q), part(d, dqkv, Q + K), d.floats(delta), d.at(go), d.at(o), d.floats(lse),
           part(d, qkv, 0), part(d, qkv, Q), part(d, qkv, Q + K), d.ints(cu), rows, documents, s.heads, s.kv_heads, s.head_dim,
-          (int32_t)qkv.pitch, (int32_t)dqkv.pitch, (int32_t)o.pitch, scale, s.window, s.softcap, 0, mode == 1 ? nullptr : d.at(workspace),
-          mode == 2 ? rows * D * 4 : bytes};
+          (int32_t)qkv.pitch, (int32_t)dqkv.pitch, (int32_t)o.pitch, scale, s.window, s.softcap, 0,
+          room[mode] == 0 ? nullptr : d.at(workspace), room[mode]};
       return lm_attention_backward(d.ctx, &args, d.stream);
     };
     upload(dqkv);
@@ -156,7 +165,7 @@ static void test_packed(const shape &s, int32_t type, const std::string &name_of
     compare(dqkv, Q + K, K, live, limit, name + "dv");
     inside(dqkv, live, name + "dqkv");
     inside(workspace, 1, name + "workspace");
-    for (int again = 0; again < (s.large && mode == 0 ? 5 : 1); again++)
+    for (int again = 0; again < (s.large && mode < 2 ? 5 : 1); again++)
       repeats((name + "backward").c_str(), {&dqkv}, backward);
   }
 }

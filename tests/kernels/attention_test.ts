@@ -1,5 +1,6 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
+import { attentionWorkspace } from "../../src/api/graph/ops/attention.ts";
 import * as kernels from "../../src/api/kernels/mod.ts";
 import { SLOW } from "../ffi/support.ts";
 import * as reference from "../reference/attention.ts";
@@ -107,6 +108,7 @@ for (const kind of KINDS) {
           const gradient = rig.tensor(dtype, [T, (heads + 2 * kvHeads) * D], undefined, { gap: 5 });
           const [dq, dk, dv] = split(gradient, sizes);
           const delta = rig.tensor("f32", [heads, T]).view;
+          const words = attentionWorkspace(T, cuSeqlens.length - 1, layout);
           kernels.attentionBackward(
             dq.view,
             dk.view,
@@ -119,7 +121,7 @@ for (const kind of KINDS) {
             k.view,
             v.view,
             documents,
-            options,
+            { ...options, workspace: rig.tensor("f32", [words]).view },
           );
           const dqkv = await rig.read(gradient, live);
           const loss = () => {

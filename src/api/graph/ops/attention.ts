@@ -25,7 +25,7 @@ export interface AttentionAttributes {
   /** [documents + 1] i32 */
   readonly cuSeqlens: Value;
   readonly shape: AttentionShape;
-  /** Backward adds the parts of dq up in order, in scratch of several times dq: five products instead of seven. */
+  /** Backward adds the parts of dq up in order, in scratch of twice dq or more: five products instead of seven. */
   readonly ordered: boolean;
 }
 
@@ -90,7 +90,12 @@ export const attention: OpKind<AttentionAttributes> = {
       qkv: walk.need(qkv),
       delta: makeValue("delta", "f32", lse.shape, { layer: o.layer }),
       workspace: ordered
-        ? makeValue("dqSums", "f32", [workspaceElements(o, cuSeqlens, shape)], { layer: o.layer })
+        ? makeValue(
+            "dqSums",
+            "f32",
+            [attentionWorkspace(rowsOf(o), (cuSeqlens.shape[0] as number) - 1, shape)],
+            { layer: o.layer },
+          )
         : null,
       cuSeqlens,
       shape,
@@ -113,13 +118,22 @@ interface AttentionBackwardAttributes {
   readonly shape: AttentionShape;
 }
 
-/** The size that lm_attention_backward asks for: sums of dq, dk and dv, and a turn for every block of 16 rows. */
-function workspaceElements(o: Value, cuSeqlens: Value, shape: AttentionShape): number {
-  const { heads, kvHeads, headDim } = shape;
-  const rows = rowsOf(o);
-  const documents = (cuSeqlens.shape[0] as number) - 1;
+/** Fewer blocks of so many keys leave a part of a GPU idle, unless several share the query heads of a key-value head. */
+const KEYS = 128;
+const BLOCKS = 256;
+
+/**
+ * 32-bit words that lm_attention_backward asks for: sums of dq, a turn for every block of 16 rows, and sums of dk and dv where
+ * it gains from them.
+ */
+export function attentionWorkspace(
+  rows: number,
+  documents: number,
+  { heads, kvHeads, headDim }: Omit<AttentionShape, "scale">,
+): number {
   const turns = (heads + kvHeads) * (Math.ceil(rows / 16) + documents);
-  return rows * headDim * (heads + 2 * kvHeads) + turns + 4;
+  const few = rows * kvHeads < BLOCKS * KEYS;
+  return rows * headDim * (few ? heads + 2 * kvHeads : heads) + turns + 4;
 }
 
 const attentionBackward: OpKind<AttentionBackwardAttributes> = {
