@@ -1,6 +1,6 @@
 /* cuda_attention.cu: attention on one GPU at the shapes of three models and of single long documents, bf16, random data.
- * TFLOP/s count two products forward and five backward, halved by causality; `of cuDNN` is against what cuDNN 9.19 reaches on an
- * H200 at that head size and length. Decoding: GB/s of the cache rows that one new row must read.
+ * TFLOP/s count two products forward and five backward, of the pairs that the mask leaves; `of cuDNN` is against what cuDNN 9.19
+ * reaches on an H200 at that head size and length. Decoding: GB/s of the cache rows that one new row must read.
  *   cmake --build build --target cuda_benches && build/tests/cuda_attention */
 #include <stdint.h>
 #include <stdio.h>
@@ -93,6 +93,8 @@ struct shape {
   const char *name;
   int32_t documents, length, heads, kv_heads, head_dim;
   double forward, backward; /* cuDNN, TFLOP/s; 0 = not known */
+  int32_t window = 0;
+  float softcap = 0;
 };
 
 static const shape shapes[] = {
@@ -102,6 +104,8 @@ static const shape shapes[] = {
     {"one document", 1, 2048, 32, 8, 128, 484, 370}, {"one document", 1, 8192, 32, 8, 128, 644, 541},
     {"one document", 1, 2048, 32, 8, 96, 0, 0}, {"one document", 1, 2048, 32, 8, 80, 0, 0},
     {"one document", 1, 2048, 8, 4, 256, 0, 0}, {"short documents", 64, 128, 32, 8, 64, 0, 0},
+    {"window 1024", 1, 8192, 32, 8, 128, 0, 0, 1024, 0}, {"window 1024", 1, 8192, 32, 8, 64, 0, 0, 1024, 0},
+    {"window 4096, cap", 1, 8192, 8, 4, 256, 0, 0, 4096, 50},
 };
 
 static void run_shape(const shape &s) {
@@ -118,12 +122,13 @@ static void run_shape(const shape &s) {
   const float scale = D == 64 ? 0.125f : D == 256 ? 0.0625f : 0.1f;
   const lm_attention_forward_args forward = {
       sizeof forward, LM_BF16, o, (float *)lse, qkv, qkv + Q, qkv + Q + K, (const int32_t *)cu, rows, s.documents, s.heads, s.kv_heads, D,
-      (int32_t)pitch, (int32_t)Q, scale};
+      (int32_t)pitch, (int32_t)Q, scale, s.window, s.softcap};
   lm_attention_backward_args backward = {
       sizeof backward, LM_BF16, dqkv, dqkv + Q, dqkv + Q + K, (float *)delta, go, o, (const float *)lse, qkv, qkv + Q, qkv + Q + K,
-      (const int32_t *)cu, rows, s.documents, s.heads, s.kv_heads, D, (int32_t)pitch, (int32_t)pitch, (int32_t)Q, scale, 0, workspace,
-      bytes};
-  const double work = (double)s.documents * s.length * s.length * (double)Q;
+      (const int32_t *)cu, rows, s.documents, s.heads, s.kv_heads, D, (int32_t)pitch, (int32_t)pitch, (int32_t)Q, scale, s.window,
+      s.softcap, 0, workspace, bytes};
+  const double reach = s.window ? s.window : s.length, twice_pairs = reach * (2 * s.length - reach);
+  const double work = s.documents * twice_pairs * (double)Q;
   printf("%-16s %2d x %4d  %2d/%d heads of %-3d ", s.name, s.documents, s.length, s.heads, s.kv_heads, D);
   const auto print = [&](const char *name, double flop, double ms, double reference) {
     printf("| %s %7.3f ms %4.0f TFLOP/s", name, ms, flop / ms * 1e-9);
@@ -157,7 +162,7 @@ static void run_decode(const char *name, int32_t heads, int32_t kv_heads, int32_
     const int i = next++ % caches;
     const lm_attention_cached_forward_args args = {
         sizeof args, LM_BF16, o, k[(size_t)i], v[(size_t)i], qkv, qkv + Q, qkv + Q + K, (const int32_t *)past_row, (const int32_t *)live, 1,
-        (int32_t)capacity, heads, kv_heads, head_dim, (int32_t)(Q + 2 * K), (int32_t)Q, 0.1f};
+        (int32_t)capacity, heads, kv_heads, head_dim, (int32_t)(Q + 2 * K), (int32_t)Q, 0.1f, 0, 0};
     return lm_attention_cached_forward(ctx, &args, stream);
   });
   printf("%-16s decode behind %6d rows: %8.4f ms %6.0f GB/s\n", name, past, ms, (double)past * (double)K * 4 / ms * 1e-6);

@@ -1,7 +1,7 @@
 /** Sessions over random weights at real model shapes, for measuring without a checkpoint. */
 import type { Document } from "../src/api/data/conversation.ts";
 import { shuffledOrder } from "../src/api/data/order.ts";
-import type { Load } from "../src/api/graph/cost.ts";
+import { documentPairs, type Load } from "../src/api/graph/cost.ts";
 import { Device, type DeviceBuffer } from "../src/api/memory/mod.ts";
 import type { Algorithms } from "../src/api/run/choices.ts";
 import { initializeAdapters } from "../src/api/train/adapter_state.ts";
@@ -23,12 +23,13 @@ export function randomDocuments(vocabSize: number, count: number, tokens: number
   });
 }
 
-/** What a micro-batch of such documents holds. */
+/** What a micro-batch of such documents holds, of models without a window. */
 export function randomLoad(count: number, tokens: number): Load {
   return {
     tokens: count * tokens,
     labelled: count * (tokens - 1),
-    pairs: (count * tokens * (tokens + 1)) / 2,
+    pairs: count * documentPairs(tokens),
+    windowPairs: count * documentPairs(tokens),
   };
 }
 

@@ -1,8 +1,18 @@
 /* checks_train.c: argument checks of attention, loss and optimizer. */
+#include <float.h>
+
 #include "checks.h"
 
 /* What the tiles of the attention kernels are made for; no published decoder has more. */
 #define HEAD_DIM_MAX 256
+
+/* `!(x >= 0)` refuses NaN as well; an infinite cap would give infinity times 0. */
+#define CHECK_SCORES()                                                                                                 \
+  do {                                                                                                                 \
+    CHECK_MIN(window, 0);                                                                                              \
+    if (UNLIKELY(!(a->softcap >= 0 && a->softcap <= FLT_MAX)))                                                         \
+      FAIL("%s: softcap is not a finite number of 0 or more: softcap=%g: 0 = no cap", op, (double)a->softcap);         \
+  } while (0)
 
 #define CHECK_HEADS()                                                                                                  \
   do {                                                                                                                 \
@@ -21,6 +31,7 @@ int32_t lm_check_attention_forward(lm_ctx *ctx, const lm_attention_forward_args 
   CHECK_MIN(rows, 1);
   CHECK_MIN(documents, 1);
   CHECK_HEADS();
+  CHECK_SCORES();
   int64_t width = (int64_t)a->heads * a->head_dim;
   CHECK_PITCH(qkv_pitch, a->rows, width);
   CHECK_PITCH(o_pitch, a->rows, width);
@@ -40,6 +51,7 @@ int32_t lm_check_attention_backward(lm_ctx *ctx, const lm_attention_backward_arg
   CHECK_MIN(rows, 1);
   CHECK_MIN(documents, 1);
   CHECK_HEADS();
+  CHECK_SCORES();
   int64_t width = (int64_t)a->heads * a->head_dim;
   CHECK_PITCH(qkv_pitch, a->rows, width);
   CHECK_PITCH(dqkv_pitch, a->rows, width);
@@ -65,6 +77,7 @@ int32_t lm_check_attention_cached_forward(lm_ctx *ctx, const lm_attention_cached
   CHECK_MIN(rows, 1);
   CHECK_MIN(capacity, 1);
   CHECK_HEADS();
+  CHECK_SCORES();
   int64_t width = (int64_t)a->heads * a->head_dim;
   CHECK_PITCH(qkv_pitch, a->rows, width);
   CHECK_PITCH(o_pitch, a->rows, width);

@@ -1,8 +1,7 @@
 /* attention.c: attention forward, over packed documents and over a cache. The tile algorithm is that of FlashAttention-2
- * (Dao 2023, arXiv:2307.08691): blocks of keys with a running maximum; no score outlives its block. */
+ * (Dao 2023, arXiv:2307.08691): blocks of keys with a running maximum; no score outlives its block. Blocks that lie before the
+ * window of every query are left out. */
 #include "attention.h"
-
-#include <math.h>
 
 #include "kernels.h"
 
@@ -25,7 +24,7 @@ static void attend(const lm_attention *a, void *o, float *lse, int64_t head, int
                    int64_t kv_row, int64_t seen, forward_tiles *t) {
   const lm_isa *isa = a->isa;
   const int64_t nr = isa->nr, depth = a->head_dim, rows = heads * queries, keys = seen + queries - 1;
-  const int64_t kv_head = head / a->group;
+  const int64_t kv_head = head / a->group, first = lm_first_key(a, seen);
   for (int64_t h = 0; h < heads; h++)
     isa->load_a(t->q + h * queries * LM_PITCH, lm_head_row(a, a->q, a->q_pitch, q_row, head + h), a->type, a->q_pitch, NULL,
                 queries, depth, a->scale);
@@ -33,17 +32,16 @@ static void attend(const lm_attention *a, void *o, float *lse, int64_t head, int
     t->peak[r] = -INFINITY;
     t->sum[r] = 0;
   }
-  for (int64_t k0 = 0; k0 < keys; k0 += LM_KEYS) {
+  for (int64_t k0 = first; k0 < keys; k0 += LM_KEYS) {
     const int64_t count = lm_min(LM_KEYS, keys - k0);
     lm_scores(a, t->s, t->q, lm_head_row(a, a->k, a->kv_pitch, kv_row + k0, kv_head), heads, queries, count, seen - k0,
               t->panel);
-    for (int64_t h = 0; h < heads; h++)
-      for (int64_t i = 0; i < queries; i++) t->visible[h * queries + i] = (int32_t)(seen + i - k0);
+    lm_prepare(a, t->s, t->visible, heads, queries, count, seen - k0);
     isa->softmax(t->p, t->s, t->visible, rows, count, t->peak, t->sum, t->shrink);
-    for (int64_t n = 0; n < depth && k0 > 0; n += nr)
+    for (int64_t n = 0; n < depth && k0 > first; n += nr)
       isa->shrink_c(t->o + n * LM_ROWS, t->shrink, rows, lm_min(nr, depth - n));
     lm_gather(a, t->o, t->p, lm_head_row(a, a->v, a->kv_pitch, kv_row + k0, kv_head), heads, queries, count, seen - k0,
-              1.0f, k0 > 0, t->panel);
+              1.0f, k0 > first, t->panel);
   }
   for (int64_t h = 0; h < heads; h++)
     for (int64_t i = 0; i < queries; i++) {
@@ -102,7 +100,9 @@ void lm_cpu_attention_forward(lm_cpu *cpu, const lm_attention_forward_args *args
                          .head_dim = args->head_dim,
                          .cu_seqlens = args->cu_seqlens,
                          .type = args->type,
-                         .scale = args->scale},
+                         .scale = args->scale,
+                         .window = lm_attention_window(args->window),
+                         .softcap = args->softcap},
                    .o = args->o,
                    .lse = args->lse};
   lm_attention_split(&j.a);
@@ -148,7 +148,9 @@ void lm_cpu_attention_cached_forward(lm_cpu *cpu, const lm_attention_cached_forw
                          .kv_heads = args->kv_heads,
                          .head_dim = args->head_dim,
                          .type = args->type,
-                         .scale = args->scale},
+                         .scale = args->scale,
+                         .window = lm_attention_window(args->window),
+                         .softcap = args->softcap},
                    .o = args->o,
                    .cached = args,
                    .past = past};

@@ -2,6 +2,8 @@
 #ifndef LM_CPU_ATTENTION_H
 #define LM_CPU_ATTENTION_H
 
+#include <math.h>
+
 #include "cpu.h"
 
 enum {
@@ -24,7 +26,12 @@ typedef struct lm_attention {
   const int32_t *cu_seqlens;
   int32_t type;
   float scale;
+  int64_t window; /* keys that a query sees at most, itself among them */
+  float softcap;  /* 0 = none */
 } lm_attention;
+
+/* lm_attention_window: what lm_attention.window is for an argument. */
+static inline int64_t lm_attention_window(int32_t window) { return window > 0 ? window : INT32_MAX; }
 
 /* lm_attention_split: fills group, slice, slices and queries: the query heads of a key-value head form common blocks of
  * rows, so that keys and values are packed once for all of them. */
@@ -95,6 +102,26 @@ static inline void lm_scores(const lm_attention *a, float *c, const float *left,
     for (int64_t r = first; r < heads * queries; r += queries)
       a->isa->multiply(c + n * LM_ROWS + r * nr, left + r * LM_PITCH, panel, queries - first, columns, a->head_dim, 0);
   }
+}
+
+/* lm_prepare: caps a tile of scores and hides the keys before the window: from query i the first seen + i - window.
+ * @param visible [rows] written: how many of the first keys a query sees, but for the hidden ones; 0 = none at all */
+static inline void lm_prepare(const lm_attention *a, float *s, int32_t *visible, int64_t heads, int64_t queries, int64_t keys,
+                              int64_t seen) {
+  const int64_t nr = a->isa->nr;
+  if (a->softcap > 0) a->isa->cap_scores(s, heads * queries, keys, a->softcap);
+  for (int64_t i = 0; i < queries; i++) {
+    const int64_t before = seen + i - a->window, hidden = before < keys ? before : 0;
+    for (int64_t h = 0, r = i; h < heads; h++, r += queries) {
+      visible[r] = before < keys ? (int32_t)(seen + i) : 0;
+      for (int64_t n = 0; n < hidden; n++) s[n / nr * (LM_ROWS * nr) + r * nr + n % nr] = -INFINITY;
+    }
+  }
+}
+
+/* lm_first_key: the first key, counted as `seen` is, of the first block of LM_KEYS that has one which a query sees. */
+static inline int64_t lm_first_key(const lm_attention *a, int64_t seen) {
+  return lm_max(0, seen - a->window) / LM_KEYS * LM_KEYS;
 }
 
 /* lm_gather: C tile [rows][head_dim] (+)= A tile of weights x rows of k or v. */

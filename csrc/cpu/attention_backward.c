@@ -1,5 +1,6 @@
 /* attention_backward.c: gradients of attention, probabilities recomputed from lse block by block.
  *   p = e^(q k - lse)   dv = p^T do   ds = p (do v^T - delta)   dk = ds^T q   dq = ds k   delta = row sum of o do
+ * A cap c makes it p = e^(c t - lse), t = tanh(q k / c), and ds times 1 - t^2.
  * A short document is one task per key-value head: five products. Longer ones are two kinds of tasks, each the only writer
  * of its rows: a block of keys gathers dk and dv from later queries, a block of queries gathers dq from earlier keys. That
  * computes the scores twice (seven products); in return nothing is summed between tasks, and the bits are the same. */
@@ -77,6 +78,14 @@ static void scores_t(const lm_attention *a, float *c, const float *left, const v
   }
 }
 
+/* hide_t: hides the queries whose window a key lies before: all from key + window on. */
+static void hide_t(const lm_attention *a, float *s, int64_t keys, int64_t queries, int64_t ahead) {
+  const int64_t nr = a->isa->nr;
+  for (int64_t k = 0; k < keys; k++)
+    for (int64_t n = lm_max(0, k + a->window - ahead); n < queries; n++)
+      s[n / nr * (LM_ROWS * nr) + k * nr + n % nr] = -INFINITY;
+}
+
 /* gather_t: C tile [keys][head_dim] (+)= A tile of transposed weights x rows of q or grad_o, from the first query that sees
  * any of a chunk of keys. */
 static void gather_t(const lm_attention *a, float *c, const float *left, const void *right, int64_t pitch, int64_t keys,
@@ -125,12 +134,13 @@ static void key_block(const backward_job *j, const lm_block *b, int64_t kv_head,
   isa->load_a(t->k, k, a->type, a->kv_pitch, NULL, keys, a->head_dim, 1.0f);
   isa->load_a(t->v, v, a->type, a->kv_pitch, NULL, keys, a->head_dim, 1.0f);
   if (dq != NULL) isa->pack_rows(t->k_panels, nr * LM_KEYS, k, a->type, a->kv_pitch, a->head_dim, keys, a->scale);
+  const int64_t limit = lm_min(b->document_end, b->end - 1 + a->window); /* no query from here on sees one of the keys */
   int32_t accumulate = 0;
   for (int64_t h = kv_head * a->group; h < (kv_head + 1) * a->group; h++) {
     int64_t row = b->begin;
-    for (int64_t end; row < b->document_end; row = end) { /* blocks of queries have fixed borders, so that dq tiles do */
+    for (int64_t end; row < limit; row = end) { /* blocks of queries have fixed borders, so that dq tiles do */
       const int64_t block = (row - b->document_begin) / BACK_QUERIES;
-      end = lm_min(b->document_begin + (block + 1) * BACK_QUERIES, b->document_end);
+      end = lm_min(b->document_begin + (block + 1) * BACK_QUERIES, limit);
       const int64_t queries = end - row, padded = lm_ceil_div(queries, nr) * nr, ahead = row - b->begin;
       const void *q = lm_head_row(a, a->q, a->q_pitch, row, h), *go = lm_head_row(a, g->grad_o, g->o_pitch, row, h);
       for (int64_t i = 0; i < padded; i++) {
@@ -141,7 +151,10 @@ static void key_block(const backward_job *j, const lm_block *b, int64_t kv_head,
       }
       scores_t(a, t->s, t->k, q, a->q_pitch, keys, queries, ahead, a->scale, t->panel);
       scores_t(a, t->dp, t->v, go, g->o_pitch, keys, queries, ahead, 1.0f, t->panel);
+      if (a->softcap > 0) isa->cap_scores(t->s, keys, queries, a->softcap);
+      hide_t(a, t->s, keys, queries, ahead);
       isa->attention_grad_t(t->p, t->ds, t->s, t->dp, t->lse, t->delta, t->visible, keys, queries);
+      if (a->softcap > 0) isa->cap_grad(t->ds, t->s, keys, queries, a->softcap);
       gather_t(a, t->dv, t->p, go, g->o_pitch, keys, queries, ahead, 1.0f, accumulate, t->panel);
       gather_t(a, t->dk, t->ds, q, a->q_pitch, keys, queries, ahead, a->scale, accumulate, t->panel);
       accumulate = 1;
@@ -191,15 +204,16 @@ static void query_block(const backward_job *j, const lm_block *b, int64_t slice,
       t->delta[h * queries + i] = g->delta[(head + h) * a->rows + b->begin + i];
     }
   }
-  for (int64_t row = b->document_begin; row < b->end; row += LM_KEYS) {
+  const int64_t start = b->document_begin + lm_first_key(a, b->begin - b->document_begin + 1);
+  for (int64_t row = start; row < b->end; row += LM_KEYS) {
     const int64_t keys = lm_min(LM_KEYS, b->end - row), seen = b->begin - row + 1;
     const void *k = lm_head_row(a, a->k, a->kv_pitch, row, kv_head), *v = lm_head_row(a, a->v, a->kv_pitch, row, kv_head);
     lm_scores(a, t->s, t->q, k, heads, queries, keys, seen, t->panel);
     lm_scores(a, t->dp, t->go, v, heads, queries, keys, seen, t->panel);
-    for (int64_t h = 0; h < heads; h++)
-      for (int64_t i = 0; i < queries; i++) t->visible[h * queries + i] = (int32_t)(seen + i);
+    lm_prepare(a, t->s, t->visible, heads, queries, keys, seen);
     isa->attention_grad(t->ds, t->s, t->dp, t->lse, t->delta, t->visible, heads * queries, keys);
-    lm_gather(a, t->dq, t->ds, k, heads, queries, keys, seen, a->scale, row > b->document_begin, t->panel);
+    if (a->softcap > 0) isa->cap_grad(t->ds, t->s, heads * queries, keys, a->softcap);
+    lm_gather(a, t->dq, t->ds, k, heads, queries, keys, seen, a->scale, row > start, t->panel);
   }
   for (int64_t h = 0; h < heads; h++)
     store_head(a, g->dq, g->dqkv_pitch, b->begin, head + h, t->dq + h * queries * isa->nr, queries);
@@ -235,7 +249,9 @@ void lm_cpu_attention_backward(lm_cpu *cpu, const lm_attention_backward_args *ar
                           .head_dim = args->head_dim,
                           .cu_seqlens = args->cu_seqlens,
                           .type = args->type,
-                          .scale = args->scale},
+                          .scale = args->scale,
+                          .window = lm_attention_window(args->window),
+                          .softcap = args->softcap},
                     .args = args};
   const lm_attention *a = &j.a;
   lm_attention_split(&j.a);

@@ -62,6 +62,8 @@ typedef struct lm_isa {
                int64_t pitch, int64_t columns, int64_t depth);
 
   /* Attention tiles */
+  void (*cap_scores)(float *s, int64_t rows, int64_t columns, float cap);
+  void (*cap_grad)(float *ds, const float *s, int64_t rows, int64_t columns, float cap);
   void (*softmax)(float *p, const float *s, const int32_t *visible, int64_t rows, int64_t keys, float *peak, float *sum,
                   float *shrink);
   void (*shrink_c)(float *c, const float *shrink, int64_t rows, int64_t columns);

@@ -7,6 +7,28 @@
 /* tile_at: vector i of a row of a C tile that spans several panels. */
 LM_INLINE const float *tile_at(const float *row, int64_t i) { return row + i / NR * (LM_ROWS * NR) + i % NR; }
 
+/* cap_scores: s = cap tanh(s / cap) in a C tile of scores. */
+static void cap_scores(float *s, int64_t rows, int64_t columns, float cap) {
+  const vf high = vf_set(cap), inverse = vf_set(1.0f / cap);
+  for (int64_t r = 0; r < rows; r++, s += NR)
+    for (int64_t i = 0; i < columns; i += VW) {
+      float *at = s + (tile_at(s, i) - s);
+      vf_store(at, vf_mul(high, vf_tanh(vf_mul(vf_load(at), inverse))));
+    }
+}
+
+/* cap_grad: ds *= 1 - tanh^2, the slope of cap_scores, where s / cap is that tanh. ds: A tile; s: C tile of capped scores. Hidden
+ * elements of ds are 0 and stay so, whatever is in s: the maximum of NaN and 0 is 0. */
+static void cap_grad(float *ds, const float *s, int64_t rows, int64_t columns, float cap) {
+  const vf inverse = vf_set(1.0f / cap);
+  for (int64_t r = 0; r < rows; r++, ds += LM_PITCH, s += NR)
+    for (int64_t i = 0; i < columns; i += VW) {
+      const vf tangent = vf_mul(vf_load(tile_at(s, i)), inverse);
+      const vf slope = vf_max(vf_sub(vf_set(1.0f), vf_mul(tangent, tangent)), vf_zero());
+      vf_store(ds + i, vf_mul(vf_load(ds + i), slope));
+    }
+}
+
 /* softmax: one step of the running softmax. s: C tile of scores; p: A tile of weights relative to the new peak. Row r sees
  * the first visible[r] of the keys. peak, sum [rows] updated; shrink [rows]: factor for what was summed before. */
 static void softmax(float *p, const float *s, const int32_t *visible, int64_t rows, int64_t keys, float *peak, float *sum,

@@ -18,7 +18,18 @@ struct lm_attention {
   int32_t rows, documents, capacity;
   int32_t heads, group, head_dim;
   float scale;
+  int32_t window; /* keys that a query sees at most, itself among them; INT32_MAX = all */
+  float softcap;  /* 0 = none */
 };
+
+/* lm_attention_scores: what is done to the scores of a call. */
+inline void lm_attention_scores(lm_attention &a, float scale, int32_t window, float softcap) {
+  a.scale = scale, a.softcap = softcap;
+  a.window = window > 0 ? window : INT32_MAX;
+}
+
+/* Kernels come in two kinds: plain ones, and general ones for calls with a window or a cap, which read both at run time. */
+inline bool lm_attention_general(const lm_attention &a) { return a.window != INT32_MAX || a.softcap > 0; }
 
 /* Gradients, and the workspace for their ordered sums. */
 struct lm_attention_gradients {
@@ -26,7 +37,7 @@ struct lm_attention_gradients {
   const float *lse, *delta;
   void *dq, *dk, *dv;
   int64_t pitch; /* of dq, dk, dv */
-  float *dq_sum;           /* [T, Hq D] */
+  float *dq_sum;           /* [T, Hq D]; [Hq, T, D] where warp groups multiply */
   float *dk_sum, *dv_sum;  /* [T, Hk D]; used if slices > 1 */
   int32_t *dq_turn;        /* [Hq][blocks of queries] */
   int32_t *dkv_turn;       /* [Hk][blocks of keys] */
@@ -107,13 +118,28 @@ __device__ __forceinline__ int32_t lm_attention_find(const lm_attention &a, int3
   return document;
 }
 
-/* Which keys a query sees, both counted from the document's first key: the one place where a sliding window would enter. */
+/* Which keys a query sees, both counted from the document's first key. */
 struct lm_causal {
   static __device__ __forceinline__ bool sees(int32_t query, int32_t key) { return key <= query; }
   /* Whether each query of [first_query, ...) sees each key of [..., last_key]. */
   static __device__ __forceinline__ bool sees_all(int32_t first_query, int32_t last_key) { return last_key <= first_query; }
   /* Whether no query of [..., last_query] sees a key of [first_key, ...). */
   static __device__ __forceinline__ bool sees_none(int32_t last_query, int32_t first_key) { return first_key > last_query; }
+};
+
+/* Which of those keys the window leaves it. */
+struct lm_window {
+  static __device__ __forceinline__ bool sees(const lm_attention &a, int32_t query, int32_t key) { return query - key < a.window; }
+  /* Whether no query of [first_query, ...) sees a key of [..., last_key]. */
+  static __device__ __forceinline__ bool sees_none(const lm_attention &a, int32_t first_query, int32_t last_key) {
+    return !sees(a, first_query, last_key);
+  }
+  /* The first key that a query sees. */
+  static __device__ __forceinline__ int32_t first_key(const lm_attention &a, int32_t query) { return max(0, query - a.window + 1); }
+  /* The last query of a document of `length` that sees a key; the document's last one for a key past its end. */
+  static __device__ __forceinline__ int32_t last_query(const lm_attention &a, int32_t key, int32_t length) {
+    return key + min(length - 1 - key, a.window - 1);
+  }
 };
 
 constexpr float LM_LOG2_E = 1.4426950408889634f;
@@ -123,6 +149,17 @@ __device__ __forceinline__ float lm_exp2(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
+}
+
+/* lm_tanh: to about 3 units in the last place: near 0 an odd polynomial, fitted to the relative error, else by lm_exp2. */
+__device__ __forceinline__ float lm_tanh(float x) {
+  const float z = x * x;
+  float p = fmaf(-0x1.75e1ccp-8f, z, 0x1.52269ap-6f);
+  p = fmaf(p, z, -0x1.b83c5ap-5f);
+  p = fmaf(p, z, 0x1.110726p-3f);
+  p = fmaf(p, z, -0x1.555532p-2f);
+  const float large = 1 - __fdividef(2.0f, lm_exp2(fabsf(x) * (2 * LM_LOG2_E)) + 1);
+  return fabsf(x) < 0.625f ? fmaf(x * z, p, x) : copysignf(large, x);
 }
 
 #endif

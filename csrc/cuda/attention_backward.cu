@@ -65,67 +65,65 @@ static int32_t choose_slices(const lm_attention &a, int32_t keys, int64_t wanted
   return (a.group + heads - 1) / heads;
 }
 
-template <typename T, typename C, typename Q>
+/* Lays out the workspace for blocks of so many keys and queries: sums of dq and turns and, where there is room, sums of dk and
+ * dv, without which no query heads are shared.
+ * @return the number of turns, or 0 when the workspace does not hold them */
+static int64_t use_workspace(const lm_attention_backward_args *args, const lm_attention &a, int32_t keys, int32_t queries,
+                             int64_t wanted_blocks, lm_attention_gradients &g) {
+  const int64_t kv_heads = a.heads / a.group, q_elements = (int64_t)a.rows * a.heads * a.head_dim;
+  const int64_t kv_elements = (int64_t)a.rows * kv_heads * a.head_dim, key_blocks = lm_attention_blocks(a, keys);
+  const int64_t query_blocks = lm_attention_blocks(a, queries);
+  const int64_t turns = (1 + a.heads * query_blocks + kv_heads * key_blocks + 1) / 2 * 2;
+  const int64_t room = args->workspace_bytes / 4 - q_elements - turns;
+  if (args->workspace == nullptr || (uintptr_t)args->workspace % 16 != 0 || room < 0) return 0;
+  g.dq_sum = (float *)args->workspace;
+  g.rank = (int32_t *)(g.dq_sum + q_elements);
+  g.dq_turn = g.rank + 1;
+  g.dkv_turn = g.dq_turn + a.heads * query_blocks;
+  g.dk_sum = (float *)(g.rank + turns);
+  g.dv_sum = g.dk_sum + kv_elements;
+  g.query_blocks = (int32_t)query_blocks;
+  g.key_blocks = (int32_t)key_blocks;
+  g.slices = room >= 2 * kv_elements ? choose_slices(a, keys, wanted_blocks) : 1;
+  return turns;
+}
+
+template <typename T, typename C, typename Q, bool GENERAL = false>
 static cudaError_t launch(lm_cuda *cuda, const lm_attention &a, lm_attention_gradients g, const lm_attention_backward_args *args,
                           cudaStream_t stream) {
-  const int64_t kv_heads = a.heads / a.group, q_elements = (int64_t)a.rows * a.heads * C::D;
-  const int64_t kv_elements = (int64_t)a.rows * kv_heads * C::D, key_blocks = lm_attention_blocks(a, C::KEYS);
-  const int64_t query_blocks = lm_attention_blocks(a, C::QUERIES), turns = 1 + a.heads * query_blocks + kv_heads * key_blocks;
-  const bool ordered = args->workspace != nullptr && (uintptr_t)args->workspace % 16 == 0 &&
-                       args->workspace_bytes >= 4 * (q_elements + 2 * kv_elements + turns);
+  /* With larger heads the turns cost more than scores that are computed twice. */
+  constexpr bool ORDERED = !GENERAL && C::D <= 64;
   g.slices = 1;
-  if (ordered) {
-    g.dq_sum = (float *)args->workspace;
-    g.dk_sum = g.dq_sum + q_elements;
-    g.dv_sum = g.dk_sum + kv_elements;
-    g.rank = (int32_t *)(g.dv_sum + kv_elements);
-    g.dq_turn = g.rank + 1;
-    g.dkv_turn = g.dq_turn + a.heads * query_blocks;
-    g.query_blocks = (int32_t)query_blocks;
-    g.key_blocks = (int32_t)key_blocks;
-    g.slices = choose_slices(a, C::KEYS, 2 * (int64_t)cuda->sm_count * C::BLOCKS);
-  }
-  cudaError_t error = launch_delta<T, 8>(a, args->o, args->grad_o, args->delta, g.rank, ordered ? turns : 0, stream);
+  int64_t turns = 0;
+  if constexpr (ORDERED) turns = use_workspace(args, a, C::KEYS, C::QUERIES, 2 * (int64_t)cuda->sm_count * C::BLOCKS, g);
+  cudaError_t error = launch_delta<T, 8>(a, args->o, args->grad_o, args->delta, g.rank, turns, stream);
   if (error) return error;
-  const int64_t blocks = key_blocks * kv_heads * g.slices;
-  if (ordered)
-    return lm_attention_start<lm_attention_backward_kernel<T, C, true>>(blocks, C::THREADS, C::SHARED, stream, a, g);
-  error = lm_attention_start<lm_attention_backward_kernel<T, C, false>>(blocks, C::THREADS, C::SHARED, stream, a, g);
+  const int64_t blocks = lm_attention_blocks(a, C::KEYS) * (a.heads / a.group) * g.slices;
+  if constexpr (ORDERED)
+    if (turns > 0)
+      return lm_attention_start<lm_attention_backward_kernel<T, C, true, false>>(blocks, C::THREADS, C::SHARED, stream, a, g);
+  error = lm_attention_start<lm_attention_backward_kernel<T, C, false, GENERAL>>(blocks, C::THREADS, C::SHARED, stream, a, g);
   if (error) return error;
-  return lm_attention_start<lm_attention_query_gradient<T, Q>>(lm_attention_blocks(a, Q::QUERIES) * a.heads, Q::THREADS, Q::SHARED,
-                                                               stream, a, g);
-}
-
-/* With products of warp groups. The workspace, where there is one, lets blocks share the query heads of a key-value head. */
-template <typename T>
-static cudaError_t launch_hopper(lm_cuda *cuda, const lm_attention &a, lm_attention_gradients g,
-                                 const lm_attention_backward_args *args, cudaStream_t stream) {
-  const int32_t keys = lm_attention_hopper_keys(a), kv_heads = a.heads / a.group;
-  const int64_t key_blocks = lm_attention_blocks(a, keys), kv_elements = (int64_t)a.rows * kv_heads * a.head_dim;
-  const int64_t turns = 1 + kv_heads * key_blocks;
-  const bool shared = args->workspace != nullptr && (uintptr_t)args->workspace % 16 == 0 &&
-                      args->workspace_bytes >= 4 * (2 * kv_elements + turns);
-  g.slices = 1;
-  if (shared) {
-    g.dk_sum = (float *)args->workspace;
-    g.dv_sum = g.dk_sum + kv_elements;
-    g.rank = (int32_t *)(g.dv_sum + kv_elements);
-    g.dkv_turn = g.rank + 1;
-    g.key_blocks = (int32_t)key_blocks;
-    /* Few: a block that waits for another one's part keeps its multiprocessor to itself. */
-    g.slices = choose_slices(a, keys, cuda->sm_count);
-  }
-  const cudaError_t error =
-      launch_delta<T, 8>(a, args->o, args->grad_o, args->delta, g.rank, g.slices > 1 ? turns : 0, stream);
-  return error ? error : lm_attention_hopper_backward(a, g, args->type, stream);
+  return lm_attention_start<lm_attention_query_gradient<T, Q, GENERAL>>(lm_attention_blocks(a, Q::QUERIES) * a.heads, Q::THREADS,
+                                                                        Q::SHARED, stream, a, g);
 }
 
 template <typename T>
-static cudaError_t launch_size(lm_cuda *cuda, const lm_attention &a, const lm_attention_gradients &g,
+static cudaError_t launch_size(lm_cuda *cuda, const lm_attention &a, lm_attention_gradients g,
                                const lm_attention_backward_args *args, cudaStream_t stream) {
-  if (lm_attention_hopper_can(cuda, a)) return launch_hopper<T>(cuda, a, g, args, stream);
+  if (lm_attention_hopper_can(cuda, a)) {
+    /* Few slices: a block has its multiprocessor to itself. Without the workspace the tiles of all cards serve. */
+    const int64_t turns =
+        use_workspace(args, a, lm_attention_hopper_keys(), lm_attention_hopper_queries(a), cuda->sm_count, g);
+    if (turns > 0) {
+      const cudaError_t error = launch_delta<T, 8>(a, args->o, args->grad_o, args->delta, g.rank, turns, stream);
+      return error ? error : lm_attention_hopper_backward(a, g, args->type, stream);
+    }
+  }
   LM_BY_HEAD_DIM(a.head_dim, D, {
     using query_tile = lm_query_tile<D, (D == 256 ? 64 : 128), (D == 256 ? 16 : D > 64 ? 32 : 64)>;
+    if (lm_attention_general(a))
+      return launch<T, typename backward_sizes<D, false>::tile, query_tile, true>(cuda, a, g, args, stream);
     if (lm_attention_large(cuda))
       return launch<T, typename backward_sizes<D, true>::tile, query_tile>(cuda, a, g, args, stream);
     return launch<T, typename backward_sizes<D, false>::tile, query_tile>(cuda, a, g, args, stream);
@@ -139,7 +137,7 @@ cudaError_t lm_cuda_attention_backward(lm_cuda *cuda, const lm_attention_backwar
   a.q_pitch = a.kv_pitch = args->qkv_pitch, a.o_pitch = args->o_pitch;
   a.rows = args->rows, a.documents = args->documents;
   a.heads = args->heads, a.group = args->heads / args->kv_heads, a.head_dim = args->head_dim;
-  a.scale = args->scale;
+  lm_attention_scores(a, args->scale, args->window, args->softcap);
   lm_attention_gradients g = {};
   g.grad_o = args->grad_o, g.lse = args->lse, g.delta = args->delta;
   g.dq = args->dq, g.dk = args->dk, g.dv = args->dv;

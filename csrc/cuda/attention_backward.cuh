@@ -2,9 +2,11 @@
  *
  *   p = e^(q k - lse)   dv = p^T do   ds = p (do v^T - delta)   dk = ds^T q   dq = ds k   delta = row sum of o do
  *
- * A block owns KEYS keys of one key-value head and walks over the query heads that read them and over all later queries. Its
- * scores are transposed, [keys, queries]: p^T and ds^T then lie in registers as the left operands of dv and dk, which a warp
- * sums over the whole walk; only ds goes through shared memory, for dq.
+ * With a cap c, p = e^(c t - lse) of t = tanh(q k / c), and ds is multiplied by 1 - t^2.
+ *
+ * A block owns KEYS keys of one key-value head and walks over the query heads that read them and over the later queries that see
+ * them. Its scores are transposed, [keys, queries]: p^T and ds^T then lie in registers as the left operands of dv and dk, which a
+ * warp sums over the whole walk; only ds goes through shared memory, for dq.
  *
  * dq is the sum over blocks of keys, which run at the same time. It is added in their order, so that the bits never change:
  * each block of queries has a turn, the number of key blocks that have added their part; key block j waits for turn j. The
@@ -35,13 +37,16 @@ __device__ __forceinline__ void lm_copy_async4(uint32_t to, const void *from, in
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
 }
 
-/* lm_turn_wait: the warp goes on when the turn has come; what was added before is visible then. */
+/* lm_turn_await: the thread goes on when the turn has come; what was added before is visible then. */
+__device__ __forceinline__ void lm_turn_await(const int32_t *turn, int32_t value) {
+  int32_t now;
+  do asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(now) : "l"(turn) : "memory");
+  while (now != value);
+}
+
+/* lm_turn_wait: the same for a warp. */
 __device__ __forceinline__ void lm_turn_wait(const int32_t *turn, int32_t value) {
-  if ((threadIdx.x & 31) == 0) {
-    int32_t now;
-    do asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(now) : "l"(turn) : "memory");
-    while (now != value);
-  }
+  if ((threadIdx.x & 31) == 0) lm_turn_await(turn, value);
   __syncwarp();
 }
 
@@ -94,10 +99,61 @@ __device__ __forceinline__ void lm_add_part(const lm_sums<M, N> &c, T *y, int64_
   }
 }
 
-/* DQ: dq is summed in order; without it another kernel computes dq. */
-template <typename T, typename C, bool DQ>
+/* What a block computes: dk and dv of KEYS keys of one key-value head, from query heads [first_head, end_head) and blocks of
+ * QUERIES queries [first_block, last_block]. */
+struct lm_backward_part : lm_attention_block {
+  int32_t document, kv_head, slice, key_block, first_head, end_head, first_block, last_block;
+};
+
+/* lm_backward_find: the part of this block; all its threads call it together. ranked: blocks wait for each other. Then they
+ * take their numbers in the order they start in, so that whoever is waited for runs already.
+ * @param word shared memory
+ * @return whether there is one */
+template <int KEYS, int QUERIES>
+__device__ __forceinline__ bool lm_backward_find(const lm_attention &a, const lm_attention_gradients &g, bool ranked, int32_t *word,
+                                                 lm_backward_part &b) {
+  int32_t index = blockIdx.x;
+  if (ranked) {
+    if (threadIdx.x == 0) *word = atomicAdd(g.rank, 1);
+    __syncthreads();
+    index = *word;
+    __syncthreads();
+  }
+  const int32_t parts = a.heads / a.group * g.slices, part = index % parts;
+  b.kv_head = part / g.slices, b.slice = part % g.slices;
+  b.document = lm_attention_find<KEYS, true>(a, index / parts, b);
+  if (b.document < 0) return false;
+  b.key_block = b.begin / KEYS;
+  b.first_head = b.kv_head * a.group + a.group * b.slice / g.slices;
+  b.end_head = b.kv_head * a.group + a.group * (b.slice + 1) / g.slices;
+  b.first_block = b.begin / QUERIES;
+  b.last_block = (b.length - 1) / QUERIES;
+  return true;
+}
+
+/* lm_add_keys: the part's share of dk and dv. Row 0 and column 0 of the sums are the block's `key` and the head's `column`;
+ * barrier: among the threads that call it. */
+template <typename T, int KEYS, int D, int M, int N, typename B>
+__device__ __forceinline__ void lm_add_keys(const lm_attention &a, const lm_attention_gradients &g, const lm_backward_part &b,
+                                            const lm_sums<M, N> &dk, const lm_sums<M, N> &dv, int key, int column, B barrier) {
+  int32_t *const turn = g.dkv_turn + (int64_t)b.kv_head * g.key_blocks + lm_attention_slot(b.row, b.document, b.key_block, KEYS);
+  const int64_t row = b.row + b.begin + key, at = b.kv_head * D + column, width = (int64_t)(a.heads / a.group) * D;
+  const int rows = b.length - b.begin - key;
+  const bool first = b.slice == 0, last = b.slice == g.slices - 1;
+  if (!first) lm_turn_wait(turn, b.slice);
+  lm_add_part(dk, (T *)g.dk + row * g.pitch + at, g.pitch, g.dk_sum + row * width + at, width, rows, a.scale, first, last);
+  lm_add_part(dv, (T *)g.dv + row * g.pitch + at, g.pitch, g.dv_sum + row * width + at, width, rows, 1.0f, first, last);
+  if (last) return;
+  barrier();
+  if (threadIdx.x == blockDim.x - 1) lm_turn_pass(turn);
+}
+
+/* DQ: dq is summed in order; without it another kernel computes dq. The order counts on each query block meeting all key blocks
+ * before it, so the general kernel has no DQ. */
+template <typename T, typename C, bool DQ, bool GENERAL>
 __global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
     lm_attention_backward_kernel(const __grid_constant__ lm_attention a, const __grid_constant__ lm_attention_gradients g) {
+  static_assert(!DQ || !GENERAL, "turns are counted without a window");
   extern __shared__ __align__(1024) unsigned char shared[];
   constexpr int D = C::D, M = C::M, KEYS = C::KEYS, QUERIES = C::QUERIES, STEP = C::STEP, THREADS = C::THREADS;
   const uint32_t k_tile = lm_shared_address(shared), v_tile = k_tile + KEYS * D * 2, stages = v_tile + KEYS * D * 2;
@@ -105,22 +161,11 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
   unsigned char *const ds_data = shared + C::KV + 2 * C::STAGE;
   float *const row_data = reinterpret_cast<float *>(ds_data + C::DS);
 
-  int32_t index = blockIdx.x;
-  if constexpr (DQ) {
-    if (threadIdx.x == 0) row_data[0] = __int_as_float(atomicAdd(g.rank, 1));
-    __syncthreads();
-    index = __float_as_int(row_data[0]);
-    __syncthreads();
-  }
-  const int32_t parts = a.heads / a.group * g.slices, part = index % parts, kv_head = part / g.slices, slice = part % g.slices;
-  lm_attention_block b;
-  const int32_t document = lm_attention_find<KEYS, true>(a, index / parts, b);
-  if (document < 0) return;
+  lm_backward_part b;
+  if (!lm_backward_find<KEYS, QUERIES>(a, g, DQ, reinterpret_cast<int32_t *>(row_data), b)) return;
+  if constexpr (GENERAL) b.last_block = lm_window::last_query(a, b.begin + KEYS - 1, b.length) / QUERIES;
 
-  /* Steps: query heads of the slice one after the other, for each the blocks of queries from the last to the first. */
-  const int first_head = kv_head * a.group + a.group * slice / g.slices;
-  const int end_head = kv_head * a.group + a.group * (slice + 1) / g.slices;
-  const int first_block = b.begin / QUERIES, last_block = (b.length - 1) / QUERIES;
+  /* Steps: query heads one after the other, for each the blocks of queries from the last to the first. */
   const auto fetch = [&](int head, int block, int stage) {
     const int64_t row = b.row + block * QUERIES;
     const int rows = b.length - block * QUERIES;
@@ -136,44 +181,50 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
   };
   static_assert(2 * QUERIES <= THREADS, "one thread copies one number");
   {
-    const int64_t at = (b.kv_row + b.begin) * a.kv_pitch + kv_head * D;
+    const int64_t at = (b.kv_row + b.begin) * a.kv_pitch + b.kv_head * D;
     lm_copy_rows<KEYS, D, THREADS>(k_tile, (const T *)a.k + at, a.kv_pitch, b.length - b.begin);
     lm_copy_rows<KEYS, D, THREADS>(v_tile, (const T *)a.v + at, a.kv_pitch, b.length - b.begin);
   }
-  fetch(first_head, last_block, 0);
+  fetch(b.first_head, b.last_block, 0);
 
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, warp_key = warp % C::KEY_WARPS * 16 * M;
   const int column = warp / C::KEY_WARPS * C::COLUMNS; /* of dk and dv */
   const int dq_row = warp % C::DOWN * 16 * C::DQ_M, dq_column = warp / C::DOWN * C::DQ_COLUMNS;
-  const int key_block = b.begin / KEYS, first_key = b.begin + warp_key;
-  const float factor = a.scale * LM_LOG2_E;
+  const int first_key = b.begin + warp_key;
+  const float factor = GENERAL && a.softcap > 0 ? LM_LOG2_E : a.scale * LM_LOG2_E;
   const lm_blocks<D, LM_DOWN> kv_blocks(k_tile); /* v lies KEYS rows behind k, grad_o QUERIES rows behind q */
   lm_sums<M, C::COLUMNS / 8> dk, dv;
   dk.clear();
   dv.clear();
   int32_t pass = -1; /* number of the turn that ends at the next barrier */
 
-  int head = first_head, block = last_block;
-  for (int stage = 0; head < end_head; stage ^= 1) {
-    const int next_head = block > first_block ? head : head + 1, next_block = block > first_block ? block - 1 : last_block;
+  int head = b.first_head, block = b.last_block;
+  for (int stage = 0; head < b.end_head; stage ^= 1) {
+    const bool more = block > b.first_block;
+    const int next_head = more ? head : head + 1, next_block = more ? block - 1 : b.last_block;
     lm_copy_wait<0>();
     __syncthreads(); /* the stage is complete, and the other one and ds have been read by all */
-    if (next_head < end_head) fetch(next_head, next_block, stage ^ 1);
+    if (next_head < b.end_head) fetch(next_head, next_block, stage ^ 1);
     const lm_blocks<D, LM_ACROSS> across(stages + stage * C::STAGE);
     const lm_blocks<D, LM_DOWN> down(stages + stage * C::STAGE);
 
 #pragma unroll 1
     for (int step = 0; step < QUERIES; step += STEP) {
       const int first_query = block * QUERIES + step;
-      const bool none = lm_causal::sees_none(first_query + STEP - 1, first_key);
+      const bool none = lm_causal::sees_none(first_query + STEP - 1, first_key) ||
+                        (GENERAL && lm_window::sees_none(a, first_query, first_key + 16 * M - 1));
       lm_sums<M, STEP / 8> ds;
       if (none) {
         ds.clear();
       } else {
-        lm_sums<M, STEP / 8> p;
+        lm_sums<M, STEP / 8> p, slope;
         lm_weights<M, STEP / 8> weights;
         /* Queries past the document's end are zeros with lse 0: they add nothing. */
         lm_scores<T>(p, kv_blocks, warp_key, across, step);
+        if constexpr (GENERAL) {
+          if (a.softcap > 0) lm_cap(a, p, slope);
+          lm_hide_before<true>(a, p, first_query, first_key);
+        }
         if (!lm_causal::sees_all(first_query, first_key + 16 * M - 1)) lm_hide<true>(p, first_query, first_key);
         const float *const lse = row_data + stage * 2 * QUERIES + step + (lane & 3) * 2;
 #pragma unroll
@@ -195,6 +246,7 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
 #pragma unroll
             for (int i = 0; i < 4; i++) ds.x[m][n][i] = p.x[m][n][i] * (ds.x[m][n][i] - (i & 1 ? delta.y : delta.x));
         }
+        if (GENERAL && a.softcap > 0) lm_slope(ds, slope);
       }
       lm_weights<M, STEP / 8> weights;
       weights.template round<T>(ds);
@@ -237,10 +289,10 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
       }
       const int64_t row = b.row + block * QUERIES + dq_row, at = head * D + dq_column, width = (int64_t)a.heads * D;
       const int last_key_block = min(b.length, (block + 1) * QUERIES) - 1;
-      pass = head * g.query_blocks + lm_attention_slot(b.row, document, block, QUERIES);
-      if (key_block > 0) lm_turn_wait(g.dq_turn + pass, key_block);
+      pass = head * g.query_blocks + lm_attention_slot(b.row, b.document, block, QUERIES);
+      if (b.key_block > 0) lm_turn_wait(g.dq_turn + pass, b.key_block);
       lm_add_part(dq, (T *)g.dq + row * g.pitch + at, g.pitch, g.dq_sum + row * width + at, width,
-                  b.length - block * QUERIES - dq_row, a.scale, key_block == 0, key_block == last_key_block / KEYS);
+                  b.length - block * QUERIES - dq_row, a.scale, b.key_block == 0, b.key_block == last_key_block / KEYS);
     }
     head = next_head, block = next_block;
   }
@@ -249,17 +301,7 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
     __syncthreads();
     if (threadIdx.x == 0) lm_turn_pass(g.dq_turn + pass);
   }
-  int32_t *const turn = g.dkv_turn + (int64_t)kv_head * g.key_blocks + lm_attention_slot(b.row, document, key_block, KEYS);
-  const int64_t row = b.row + first_key, at = kv_head * D + column, width = (int64_t)(a.heads / a.group) * D;
-  if (slice > 0) lm_turn_wait(turn, slice);
-  lm_add_part(dk, (T *)g.dk + row * g.pitch + at, g.pitch, g.dk_sum + row * width + at, width, b.length - first_key, a.scale,
-              slice == 0, slice == g.slices - 1);
-  lm_add_part(dv, (T *)g.dv + row * g.pitch + at, g.pitch, g.dv_sum + row * width + at, width, b.length - first_key, 1.0f,
-              slice == 0, slice == g.slices - 1);
-  if (slice < g.slices - 1) {
-    __syncthreads();
-    if (threadIdx.x == 0) lm_turn_pass(turn);
-  }
+  lm_add_keys<T, KEYS, D>(a, g, b, dk, dv, warp_key, column, [] { __syncthreads(); });
 }
 
 #endif

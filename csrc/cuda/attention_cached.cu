@@ -50,8 +50,8 @@ __global__ void __launch_bounds__(DECODE_WARPS * 32)
   const int first_head = kv_head * a.group + slice * DECODE_HEADS, heads = min(DECODE_HEADS, a.group - slice * DECODE_HEADS);
   const int32_t past = *a.past;
   if (lm_live_rows(a.live, a.rows) == 0 || past < 0 || past >= a.capacity) return;
-  const int keys = past + 1, share = (keys + parts.splits - 1) / parts.splits;
-  const int begin = min(keys, split * share), end = min(keys, begin + share);
+  const int keys = past + 1, oldest = lm_window::first_key(a, past), share = (keys - oldest + parts.splits - 1) / parts.splits;
+  const int begin = min(keys, oldest + split * share), end = min(keys, begin + share);
 
   float *const q = reinterpret_cast<float *>(shared);                     /* [heads][DEPTH], scaled */
   float *const weights = q + DECODE_HEADS * DEPTH + warp * DECODE_HEADS * 32; /* [heads][32] of the warp */
@@ -103,7 +103,9 @@ __global__ void __launch_bounds__(DECODE_WARPS * 32)
 #pragma unroll
     for (int h = 0; h < DECODE_HEADS; h++) {
       if (h >= heads) break;
-      const float s = weights[h * 32 + lane], top = fmaxf(peak[h], lm_warp_max(s)), shrink = expf(peak[h] - top);
+      float s = weights[h * 32 + lane];
+      if (a.softcap > 0 && lane < count) s = a.softcap * tanhf(s / a.softcap);
+      const float top = fmaxf(peak[h], lm_warp_max(s)), shrink = expf(peak[h] - top);
       const float weight = expf(s - top);
       weights[h * 32 + lane] = weight;
       peak[h] = top;
@@ -197,7 +199,8 @@ template <typename T, int DEPTH>
 static cudaError_t launch_decode(lm_cuda *cuda, const lm_attention &a, void *o, cudaStream_t stream) {
   const int64_t blocks = (int64_t)a.heads / a.group * lm_ceil_div(a.group, DECODE_HEADS);
   int64_t splits = lm_ceil_div(2 * (int64_t)cuda->sm_count, blocks);
-  if (splits > lm_ceil_div(a.capacity, DECODE_KEYS)) splits = lm_ceil_div(a.capacity, DECODE_KEYS);
+  const int32_t most = a.capacity < a.window ? a.capacity : a.window;
+  if (splits > lm_ceil_div(most, DECODE_KEYS)) splits = lm_ceil_div(most, DECODE_KEYS);
   if (splits > DECODE_SPLITS) splits = DECODE_SPLITS;
   decode_parts parts = {nullptr, 1};
   if (splits > 1 && (uint64_t)(a.heads * splits * (a.head_dim + 2) * 4) <= cuda->workspace_bytes)
@@ -217,7 +220,7 @@ cudaError_t lm_cuda_attention_cached_forward(lm_cuda *cuda, const lm_attention_c
   a.q_pitch = args->qkv_pitch, a.kv_pitch = (int64_t)args->kv_heads * args->head_dim, a.o_pitch = args->o_pitch;
   a.rows = args->rows, a.documents = 1, a.capacity = args->capacity;
   a.heads = args->heads, a.group = args->heads / args->kv_heads, a.head_dim = args->head_dim;
-  a.scale = args->scale;
+  lm_attention_scores(a, args->scale, args->window, args->softcap);
 
   const int64_t bytes = args->type == LM_F32 ? 4 : 2;
   bool words = a.kv_pitch * bytes % 16 == 0 && args->qkv_pitch * bytes % 16 == 0;

@@ -17,7 +17,7 @@ struct lm_forward_tile {
 };
 
 /* lse may be NULL. */
-template <typename T, typename C>
+template <typename T, typename C, bool GENERAL>
 __global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
     lm_attention_forward_kernel(const __grid_constant__ lm_attention a, T *o, float *lse) {
   extern __shared__ __align__(1024) unsigned char shared[];
@@ -39,10 +39,11 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
     lm_copy_commit();
   };
   lm_copy_rows<C::QUERIES, D, THREADS>(q_tile, (const T *)a.q + first_row * a.q_pitch + head * D, a.q_pitch, queries);
-  fetch(0, 0);
+  const int start = GENERAL ? lm_window::first_key(a, b.past + b.begin) / KEYS * KEYS : 0;
+  fetch(start, 0);
 
-  /* The maximum is kept of the raw scores, everything else in powers of two. */
-  const float factor = a.scale * LM_LOG2_E;
+  /* The maximum is kept of the raw scores, or the capped ones, everything else in powers of two. */
+  const float scale = GENERAL && a.softcap > 0 ? 1 : a.scale, factor = scale * LM_LOG2_E;
   const int first_query = b.past + b.begin + warp_row; /* counted as the keys are */
   const lm_blocks<D, LM_DOWN> q_blocks(q_tile);
   lm_sums<M, D / 8> out;
@@ -53,14 +54,20 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
 #pragma unroll
     for (int i = 0; i < 2; i++) peak[m][i] = -INFINITY, sum[m][i] = 0;
 
-  for (int key = 0, stage = 0; key < keys; key += KEYS, stage ^= 1) {
+  for (int key = start, stage = 0; key < keys; key += KEYS, stage ^= 1) {
     lm_copy_wait<0>();
     __syncthreads(); /* the stage is complete, and the other one has been read by all */
     if (key + KEYS < keys) fetch(key + KEYS, stage ^ 1);
     if (lm_causal::sees_none(first_query + 16 * M - 1, key)) continue;
+    if (GENERAL && lm_window::sees_none(a, first_query, key + KEYS - 1)) continue;
 
     lm_sums<M, KEYS / 8> s;
     lm_scores<T>(s, q_blocks, warp_row, lm_blocks<D, LM_ACROSS>(k_tile + stage * KEYS * D * 2), 0);
+    if constexpr (GENERAL) {
+      lm_sums<M, KEYS / 8> slope;
+      if (a.softcap > 0) lm_cap(a, s, slope);
+      lm_hide_before<false>(a, s, first_query, key);
+    }
     if (!lm_causal::sees_all(first_query, key + KEYS - 1)) lm_hide<false>(s, first_query, key);
 #pragma unroll
     for (int m = 0; m < M; m++)
@@ -101,7 +108,7 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
       total += __shfl_xor_sync(0xffffffffu, total, 2);
       const int row = warp_row + 16 * m + (lane >> 2) + 8 * i;
       if (lse != nullptr && (lane & 3) == 0 && row < queries)
-        lse[(int64_t)head * a.rows + first_row + row] = fmaf(peak[m][i], a.scale, logf(total));
+        lse[(int64_t)head * a.rows + first_row + row] = fmaf(peak[m][i], scale, logf(total));
       const float share = 1 / total;
 #pragma unroll
       for (int n = 0; n < D / 8; n++)

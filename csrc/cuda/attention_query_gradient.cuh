@@ -11,7 +11,7 @@ struct lm_query_tile {
   static constexpr int SHARED = (2 * QUERIES + 4 * KEYS) * D * 2;
 };
 
-template <typename T, typename C>
+template <typename T, typename C, bool GENERAL>
 __global__ void __launch_bounds__(C::THREADS)
     lm_attention_query_gradient(const __grid_constant__ lm_attention a, const __grid_constant__ lm_attention_gradients g) {
   extern __shared__ __align__(1024) unsigned char shared[];
@@ -33,9 +33,10 @@ __global__ void __launch_bounds__(C::THREADS)
   };
   lm_copy_rows<QUERIES, D, THREADS>(q_tile, (const T *)a.q + first_row * a.q_pitch + head * D, a.q_pitch, queries);
   lm_copy_rows<QUERIES, D, THREADS>(go_tile, (const T *)g.grad_o + first_row * a.o_pitch + head * D, a.o_pitch, queries);
-  fetch(0, 0);
+  const int start = GENERAL ? lm_window::first_key(a, b.begin) / KEYS * KEYS : 0;
+  fetch(start, 0);
 
-  const float factor = a.scale * LM_LOG2_E;
+  const float factor = GENERAL && a.softcap > 0 ? LM_LOG2_E : a.scale * LM_LOG2_E;
   const int first_query = b.begin + warp_row;
   float zero[2], delta[2]; /* of the lane's two queries */
 #pragma unroll
@@ -48,21 +49,27 @@ __global__ void __launch_bounds__(C::THREADS)
   const lm_blocks<D, LM_DOWN> q_blocks(q_tile);
   lm_sums<1, D / 8> dq;
   dq.clear();
-  for (int key = 0, stage = 0; key < keys; key += KEYS, stage ^= 1) {
+  for (int key = start, stage = 0; key < keys; key += KEYS, stage ^= 1) {
     lm_copy_wait<0>();
     __syncthreads(); /* the stage is complete, and the other one has been read by all */
     if (key + KEYS < keys) fetch(key + KEYS, stage ^ 1);
     if (lm_causal::sees_none(first_query + 15, key)) continue;
+    if (GENERAL && lm_window::sees_none(a, first_query, key + KEYS - 1)) continue;
     const lm_blocks<D, LM_ACROSS> kv_blocks(k_tile + stage * KEYS * D * 2); /* v lies two stages of rows behind k */
-    lm_sums<1, KEYS / 8> p, ds;
+    lm_sums<1, KEYS / 8> p, ds, slope;
     lm_scores<T>(p, q_blocks, warp_row, kv_blocks, 0);
     lm_scores<T>(ds, q_blocks, QUERIES + warp_row, kv_blocks, 2 * KEYS);
+    if constexpr (GENERAL) {
+      if (a.softcap > 0) lm_cap(a, p, slope);
+      lm_hide_before<false>(a, p, first_query, key);
+    }
     if (!lm_causal::sees_all(first_query, key + KEYS - 1)) lm_hide<false>(p, first_query, key);
 #pragma unroll
     for (int n = 0; n < KEYS / 8; n++)
 #pragma unroll
       for (int i = 0; i < 4; i++)
         ds.x[0][n][i] = lm_exp2(fmaf(p.x[0][n][i], factor, zero[i >> 1])) * (ds.x[0][n][i] - delta[i >> 1]);
+    if (GENERAL && a.softcap > 0) lm_slope(ds, slope);
     lm_weights<1, KEYS / 8> weights;
     weights.template round<T>(ds);
     lm_gather<T>(dq, weights, lm_blocks<D, LM_DOWN>(k_tile + stage * KEYS * D * 2), 0, 0);

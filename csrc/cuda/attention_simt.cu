@@ -47,6 +47,31 @@ __device__ __forceinline__ void simt_scores(float (&s)[C::OWN][C::OWN], const fl
   }
 }
 
+template <bool GENERAL>
+__device__ __forceinline__ bool simt_sees(const lm_attention &a, int query, int key) {
+  return lm_causal::sees(query, key) && (!GENERAL || lm_window::sees(a, query, key));
+}
+
+/* What a product of q and k is as a score: scaled, and capped if asked. */
+template <bool GENERAL>
+__device__ __forceinline__ float simt_score(const lm_attention &a, float product) {
+  const float score = product * a.scale;
+  return GENERAL && a.softcap > 0 ? a.softcap * tanhf(score / a.softcap) : score;
+}
+
+/* p, a product of q and k, becomes the weight of the pair; ds, that of grad_o and v, the gradient of its score. */
+template <bool GENERAL>
+__device__ __forceinline__ void simt_gradient(const lm_attention &a, bool seen, float &p, float &ds, float lse, float delta) {
+  if constexpr (GENERAL) {
+    const float score = simt_score<true>(a, p), tangent = a.softcap > 0 ? score / a.softcap : 0;
+    p = seen ? expf(score - lse) : 0;
+    ds = p * (ds - delta) * fmaf(-tangent, tangent, 1.0f);
+  } else {
+    p = seen ? expf(fmaf(p, a.scale, -lse)) : 0;
+    ds = p * (ds - delta);
+  }
+}
+
 /* The thread's sums: rows OWN y + r, columns 64 i + 4 x + e. */
 template <typename C>
 struct simt_sums {
@@ -102,7 +127,7 @@ __device__ __forceinline__ void simt_store(T *y, int64_t pitch, const simt_sums<
           y[(first + r) * pitch + 64 * i + x + e] = lm_from_float<T>(c.x[r][i][e] * factor[r]);
 }
 
-template <typename T, typename C>
+template <typename T, typename C, bool GENERAL>
 __global__ void __launch_bounds__(SIMT_THREADS, 2) simt_forward(const __grid_constant__ lm_attention a, T *o, float *lse) {
   extern __shared__ __align__(1024) unsigned char shared[];
   float *const q = reinterpret_cast<float *>(shared), *const kv = q + C::TILE, *const weights = kv + C::TILE;
@@ -117,7 +142,7 @@ __global__ void __launch_bounds__(SIMT_THREADS, 2) simt_forward(const __grid_con
   float peak[C::OWN], sum[C::OWN];
 #pragma unroll
   for (int r = 0; r < C::OWN; r++) peak[r] = -INFINITY, sum[r] = 0;
-  for (int key = 0; key < keys; key += C::ROWS) {
+  for (int key = GENERAL ? lm_window::first_key(a, first_query) / C::ROWS * C::ROWS : 0; key < keys; key += C::ROWS) {
     __syncthreads();
     simt_load<C>(kv, (const T *)a.k + kv_at + key * a.kv_pitch, a.kv_pitch, keys - key, depth);
     __syncthreads();
@@ -128,7 +153,8 @@ __global__ void __launch_bounds__(SIMT_THREADS, 2) simt_forward(const __grid_con
       float top = peak[r];
 #pragma unroll
       for (int j = 0; j < C::OWN; j++) {
-        s[r][j] = lm_causal::sees(first_query + y + r, key + x + 16 * j) ? s[r][j] * a.scale : -INFINITY;
+        const bool seen = simt_sees<GENERAL>(a, first_query + y + r, key + x + 16 * j);
+        s[r][j] = seen ? simt_score<GENERAL>(a, s[r][j]) : -INFINITY;
         top = fmaxf(top, s[r][j]);
       }
 #pragma unroll
@@ -170,7 +196,7 @@ __device__ __forceinline__ void simt_numbers(float (&n)[C::OWN], const float *fr
   for (int r = 0; r < C::OWN; r++) n[r] = first + distance * r < rows ? from[first + distance * r] : 0;
 }
 
-template <typename T, typename C>
+template <typename T, typename C, bool GENERAL>
 __global__ void __launch_bounds__(SIMT_THREADS, 2)
     simt_key_gradients(const __grid_constant__ lm_attention a, const __grid_constant__ lm_attention_gradients g) {
   extern __shared__ __align__(1024) unsigned char shared[];
@@ -184,8 +210,9 @@ __global__ void __launch_bounds__(SIMT_THREADS, 2)
   simt_load<C>(k, (const T *)a.k + kv_at, a.kv_pitch, keys, depth);
   simt_load<C>(v, (const T *)a.v + kv_at, a.kv_pitch, keys, depth);
   simt_sums<C> dk = {}, dv = {};
+  const int last_query = GENERAL ? lm_window::last_query(a, b.begin + C::ROWS - 1, b.length) : b.length - 1;
   for (int head = kv_head * a.group; head < (kv_head + 1) * a.group; head++)
-    for (int query = b.begin; query < b.length; query += C::ROWS) {
+    for (int query = b.begin; query <= last_query; query += C::ROWS) {
       const int64_t row = b.row + query;
       const int queries = min(C::ROWS, b.length - query);
       __syncthreads();
@@ -201,9 +228,8 @@ __global__ void __launch_bounds__(SIMT_THREADS, 2)
       for (int r = 0; r < C::OWN; r++)
 #pragma unroll
         for (int j = 0; j < C::OWN; j++) {
-          const bool seen = lm_causal::sees(query + x + 16 * j, b.begin + y + r);
-          p[r][j] = seen ? expf(fmaf(p[r][j], a.scale, -lse[j])) : 0;
-          ds[r][j] = p[r][j] * (ds[r][j] - delta[j]);
+          const bool seen = simt_sees<GENERAL>(a, query + x + 16 * j, b.begin + y + r);
+          simt_gradient<GENERAL>(a, seen, p[r][j], ds[r][j], lse[j], delta[j]);
         }
       simt_keep<C>(p_weights, p);
       simt_keep<C>(ds_weights, ds);
@@ -218,7 +244,7 @@ __global__ void __launch_bounds__(SIMT_THREADS, 2)
   simt_store<C>((T *)g.dv + at, g.pitch, dv, one, keys, depth);
 }
 
-template <typename T, typename C>
+template <typename T, typename C, bool GENERAL>
 __global__ void __launch_bounds__(SIMT_THREADS, 2)
     simt_query_gradient(const __grid_constant__ lm_attention a, const __grid_constant__ lm_attention_gradients g) {
   extern __shared__ __align__(1024) unsigned char shared[];
@@ -236,7 +262,7 @@ __global__ void __launch_bounds__(SIMT_THREADS, 2)
   simt_numbers<C>(lse, g.lse + (int64_t)head * a.rows + first_row, y, 1, queries);
   simt_numbers<C>(delta, g.delta + (int64_t)head * a.rows + first_row, y, 1, queries);
   simt_sums<C> dq = {};
-  for (int key = 0; key < keys; key += C::ROWS) {
+  for (int key = GENERAL ? lm_window::first_key(a, b.begin) / C::ROWS * C::ROWS : 0; key < keys; key += C::ROWS) {
     __syncthreads();
     simt_load<C>(k, (const T *)a.k + kv_at + key * a.kv_pitch, a.kv_pitch, keys - key, depth);
     simt_load<C>(v, (const T *)a.v + kv_at + key * a.kv_pitch, a.kv_pitch, keys - key, depth);
@@ -248,8 +274,8 @@ __global__ void __launch_bounds__(SIMT_THREADS, 2)
     for (int r = 0; r < C::OWN; r++)
 #pragma unroll
       for (int j = 0; j < C::OWN; j++) {
-        const bool seen = lm_causal::sees(b.begin + y + r, key + x + 16 * j);
-        ds[r][j] = seen ? expf(fmaf(p[r][j], a.scale, -lse[r])) * (ds[r][j] - delta[r]) : 0;
+        const bool seen = simt_sees<GENERAL>(a, b.begin + y + r, key + x + 16 * j);
+        simt_gradient<GENERAL>(a, seen, p[r][j], ds[r][j], lse[r], delta[r]);
       }
     simt_keep<C>(weights, ds);
     simt_gather<C>(dq, weights, k, depth);
@@ -259,10 +285,15 @@ __global__ void __launch_bounds__(SIMT_THREADS, 2)
   simt_store<C>((T *)g.dq + first_row * g.pitch + (int64_t)head * depth, g.pitch, dq, scale, queries, depth);
 }
 
+template <typename T, typename C, bool GENERAL>
+static cudaError_t start_forward(const lm_attention &a, void *o, float *lse, cudaStream_t stream) {
+  return lm_attention_start<simt_forward<T, C, GENERAL>>(lm_attention_blocks(a, C::ROWS) * a.heads, SIMT_THREADS,
+                                                         4 * (2 * C::TILE + C::WEIGHTS), stream, a, (T *)o, lse);
+}
+
 template <typename T, typename C>
 static cudaError_t launch_forward(const lm_attention &a, void *o, float *lse, cudaStream_t stream) {
-  return lm_attention_start<simt_forward<T, C>>(lm_attention_blocks(a, C::ROWS) * a.heads, SIMT_THREADS,
-                                                4 * (2 * C::TILE + C::WEIGHTS), stream, a, (T *)o, lse);
+  return lm_attention_general(a) ? start_forward<T, C, true>(a, o, lse, stream) : start_forward<T, C, false>(a, o, lse, stream);
 }
 
 cudaError_t lm_attention_simt(const lm_attention &a, int32_t type, void *o, float *lse, cudaStream_t stream) {
@@ -274,13 +305,19 @@ cudaError_t lm_attention_simt(const lm_attention &a, int32_t type, void *o, floa
   })
 }
 
-template <typename T, typename C>
-static cudaError_t launch_backward(const lm_attention &a, const lm_attention_gradients &g, cudaStream_t stream) {
+template <typename T, typename C, bool GENERAL>
+static cudaError_t start_backward(const lm_attention &a, const lm_attention_gradients &g, cudaStream_t stream) {
   const int64_t blocks = lm_attention_blocks(a, C::ROWS);
-  const cudaError_t error = lm_attention_start<simt_key_gradients<T, C>>(
+  const cudaError_t error = lm_attention_start<simt_key_gradients<T, C, GENERAL>>(
       blocks * (a.heads / a.group), SIMT_THREADS, 4 * (4 * C::TILE + 2 * C::WEIGHTS), stream, a, g);
   if (error) return error;
-  return lm_attention_start<simt_query_gradient<T, C>>(blocks * a.heads, SIMT_THREADS, 4 * (4 * C::TILE + C::WEIGHTS), stream, a, g);
+  return lm_attention_start<simt_query_gradient<T, C, GENERAL>>(blocks * a.heads, SIMT_THREADS, 4 * (4 * C::TILE + C::WEIGHTS),
+                                                                stream, a, g);
+}
+
+template <typename T, typename C>
+static cudaError_t launch_backward(const lm_attention &a, const lm_attention_gradients &g, cudaStream_t stream) {
+  return lm_attention_general(a) ? start_backward<T, C, true>(a, g, stream) : start_backward<T, C, false>(a, g, stream);
 }
 
 cudaError_t lm_attention_simt_backward(const lm_attention &a, const lm_attention_gradients &g, int32_t type, cudaStream_t stream) {

@@ -109,10 +109,10 @@ __device__ __forceinline__ void lm_scores(lm_sums<M, N> &s, const lm_blocks<WIDT
   }
 }
 
-/* lm_hide: scores of keys that their query does not see become -infinity, before any exponential. Rows are queries, or keys if
- * transposed; the first of each is given. */
-template <bool transposed, int M, int N>
-__device__ __forceinline__ void lm_hide(lm_sums<M, N> &s, int first_query, int first_key) {
+/* lm_each_pair: fn(score, query, key) for each of the lane's scores. Rows are queries, or keys if transposed; the first of each is
+ * given. */
+template <bool transposed, int M, int N, typename Fn>
+__device__ __forceinline__ void lm_each_pair(lm_sums<M, N> &s, int first_query, int first_key, Fn fn) {
   const int lane = threadIdx.x & 31, row = lane >> 2, column = (lane & 3) * 2;
 #pragma unroll
   for (int m = 0; m < M; m++)
@@ -121,8 +121,53 @@ __device__ __forceinline__ void lm_hide(lm_sums<M, N> &s, int first_query, int f
 #pragma unroll
       for (int i = 0; i < 4; i++) {
         const int r = row + 16 * m + (i >> 1) * 8, c = column + 8 * n + (i & 1);
-        if (!lm_causal::sees(first_query + (transposed ? c : r), first_key + (transposed ? r : c))) s.x[m][n][i] = -INFINITY;
+        fn(s.x[m][n][i], first_query + (transposed ? c : r), first_key + (transposed ? r : c));
       }
+}
+
+/* lm_hide: scores of keys that their query does not see become -infinity, before any exponential. */
+template <bool transposed, int M, int N>
+__device__ __forceinline__ void lm_hide(lm_sums<M, N> &s, int first_query, int first_key) {
+  lm_each_pair<transposed>(s, first_query, first_key, [](float &score, int query, int key) {
+    if (!lm_causal::sees(query, key)) score = -INFINITY;
+  });
+}
+
+/* lm_hide_before: so do those of keys before the window. */
+template <bool transposed, int M, int N>
+__device__ __forceinline__ void lm_hide_before(const lm_attention &a, lm_sums<M, N> &s, int first_query, int first_key) {
+  const int last_query = first_query + (transposed ? 8 * N : 16 * M) - 1;
+  if (lm_window::sees(a, last_query, first_key)) return;
+  lm_each_pair<transposed>(s, first_query, first_key, [&](float &score, int query, int key) {
+    if (!lm_window::sees(a, query, key)) score = -INFINITY;
+  });
+}
+
+/* lm_cap: products become capped scores. @param slope also written: the derivative of the cap there, 1 - tanh^2 */
+template <int M, int N>
+__device__ __forceinline__ void lm_cap(const lm_attention &a, lm_sums<M, N> &s, lm_sums<M, N> &slope) {
+  const float factor = a.scale / a.softcap;
+#pragma unroll
+  for (int m = 0; m < M; m++)
+#pragma unroll
+    for (int n = 0; n < N; n++)
+#pragma unroll
+      for (int i = 0; i < 4; i++) {
+        const float tangent = lm_tanh(s.x[m][n][i] * factor);
+        s.x[m][n][i] = a.softcap * tangent;
+        slope.x[m][n][i] = fmaf(-tangent, tangent, 1.0f);
+      }
+}
+
+/* lm_slope: ds *= slope */
+template <int M, int N>
+__device__ __forceinline__ void lm_slope(lm_sums<M, N> &ds, const lm_sums<M, N> &slope) {
+#pragma unroll
+  for (int m = 0; m < M; m++)
+#pragma unroll
+    for (int n = 0; n < N; n++)
+#pragma unroll
+      for (int i = 0; i < 4; i++) ds.x[m][n][i] *= slope.x[m][n][i];
 }
 
 /* lm_weights: sums rounded to the storage type, as left operands of 16 columns each. */

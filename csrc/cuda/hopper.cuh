@@ -65,12 +65,13 @@ __device__ __forceinline__ void lm_registers_lower() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(registers));
 }
 
-#define LM_SUMS_8(c, i)                                                                                              \
-  "+f"(c[i]), "+f"(c[i + 1]), "+f"(c[i + 2]), "+f"(c[i + 3]), "+f"(c[i + 4]), "+f"(c[i + 5]), "+f"(c[i + 6]), "+f"(c[i + 7])
-#define LM_SUMS_32_FROM(c, i) LM_SUMS_8(c, i), LM_SUMS_8(c, i + 8), LM_SUMS_8(c, i + 16), LM_SUMS_8(c, i + 24)
-#define LM_SUMS_32(c) LM_SUMS_32_FROM(c, 0)
-#define LM_SUMS_64(c) LM_SUMS_32_FROM(c, 0), LM_SUMS_32_FROM(c, 32)
-#define LM_SUMS_128(c) LM_SUMS_64(c), LM_SUMS_32_FROM(c, 64), LM_SUMS_32_FROM(c, 96)
+#define LM_8(f, c, i) f(c, i), f(c, i + 1), f(c, i + 2), f(c, i + 3), f(c, i + 4), f(c, i + 5), f(c, i + 6), f(c, i + 7)
+#define LM_32_FROM(f, c, i) LM_8(f, c, i), LM_8(f, c, i + 8), LM_8(f, c, i + 16), LM_8(f, c, i + 24)
+#define LM_32(f, c) LM_32_FROM(f, c, 0)
+#define LM_64(f, c) LM_32_FROM(f, c, 0), LM_32_FROM(f, c, 32)
+#define LM_128(f, c) LM_64(f, c), LM_32_FROM(f, c, 64), LM_32_FROM(f, c, 96)
+#define LM_ADDED(c, i) "+f"(c[i])
+#define LM_WRITTEN(c, i) "=f"(c[i])
 
 #define LM_NAMES_32 \
   "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
@@ -91,21 +92,25 @@ __device__ __forceinline__ void lm_registers_lower() {
   "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 
 /* lm_group_multiply: c [64, COLUMNS] += a [64, 16] b [16, COLUMNS], for the four warps of a group together.
- * along: the lines of b's tile are the steps of the contraction. */
-#define LM_GROUP_MULTIPLY(type, text, columns, count, a_place, b_place, along_place)                                         \
-  template <bool along>                                                                                                        \
-  __device__ __forceinline__ void lm_group_multiply(float (&c)[count], uint64_t a, uint64_t b, type) {                         \
+ * along: the lines of b's tile are the steps of the contraction; left_along: those of a's.
+ * lm_group_multiply_first: c = a b. */
+#define LM_GROUP_MULTIPLY_AS(name, access, add, type, text, columns, count, a_place, b_place, a_along_place, b_along_place)  \
+  template <bool along, bool left_along = false>                                                                               \
+  __device__ __forceinline__ void name(float (&c)[count], uint64_t a, uint64_t b, type) {                                      \
     asm volatile("wgmma.mma_async.sync.aligned.m64n" #columns "k16.f32." text "." text " {" LM_NAMES_##count "}, "             \
-                 a_place ", " b_place ", 1, 1, 1, 0, " along_place ";"                                                         \
-                 : LM_SUMS_##count(c)                                                                                          \
-                 : "l"(a), "l"(b), "n"((int)along));                                                                           \
+                 a_place ", " b_place ", " #add ", 1, 1, " a_along_place ", " b_along_place ";"                                \
+                 : LM_##count(access, c)                                                                                       \
+                 : "l"(a), "l"(b), "n"((int)left_along), "n"((int)along));                                                     \
   }
-LM_GROUP_MULTIPLY(lm_bf16, "bf16", 256, 128, "%128", "%129", "%130")
-LM_GROUP_MULTIPLY(lm_f16, "f16", 256, 128, "%128", "%129", "%130")
-LM_GROUP_MULTIPLY(lm_bf16, "bf16", 128, 64, "%64", "%65", "%66")
-LM_GROUP_MULTIPLY(lm_f16, "f16", 128, 64, "%64", "%65", "%66")
-LM_GROUP_MULTIPLY(lm_bf16, "bf16", 64, 32, "%32", "%33", "%34")
-LM_GROUP_MULTIPLY(lm_f16, "f16", 64, 32, "%32", "%33", "%34")
+#define LM_GROUP_MULTIPLY(...)                                            \
+  LM_GROUP_MULTIPLY_AS(lm_group_multiply, LM_ADDED, 1, __VA_ARGS__)       \
+  LM_GROUP_MULTIPLY_AS(lm_group_multiply_first, LM_WRITTEN, 0, __VA_ARGS__)
+LM_GROUP_MULTIPLY(lm_bf16, "bf16", 256, 128, "%128", "%129", "%130", "%131")
+LM_GROUP_MULTIPLY(lm_f16, "f16", 256, 128, "%128", "%129", "%130", "%131")
+LM_GROUP_MULTIPLY(lm_bf16, "bf16", 128, 64, "%64", "%65", "%66", "%67")
+LM_GROUP_MULTIPLY(lm_f16, "f16", 128, 64, "%64", "%65", "%66", "%67")
+LM_GROUP_MULTIPLY(lm_bf16, "bf16", 64, 32, "%32", "%33", "%34", "%35")
+LM_GROUP_MULTIPLY(lm_f16, "f16", 64, 32, "%32", "%33", "%34", "%35")
 
 /* The same with a from registers, as lm_multiply wants it; the registers must not change before the product has ended, which
  * lm_keep behind the wait makes sure of. */
@@ -114,7 +119,7 @@ LM_GROUP_MULTIPLY(lm_f16, "f16", 64, 32, "%32", "%33", "%34")
   __device__ __forceinline__ void lm_group_multiply(float (&c)[count], const uint32_t (&a)[4], uint64_t b, type) {             \
     asm volatile("wgmma.mma_async.sync.aligned.m64n" #columns "k16.f32." text "." text " {" LM_NAMES_##count "}, {" a_places   \
                  "}, " b_place ", 1, 1, 1, " along_place ";"                                                                   \
-                 : LM_SUMS_##count(c)                                                                                          \
+                 : LM_##count(LM_ADDED, c)                                                                                    \
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"((int)along));                                       \
   }
 LM_GROUP_MULTIPLY_KEPT(lm_bf16, "bf16", 128, 64, "%64, %65, %66, %67", "%68", "%69")
@@ -130,5 +135,34 @@ __device__ __forceinline__ void lm_keep(const uint32_t (&a)[COUNT][1][4]) {
 
 /* lm_shared_publish: what this thread wrote to shared memory is seen by products and tensor copies after the next barrier. */
 __device__ __forceinline__ void lm_shared_publish() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+/* lm_store_matrices: the inverse of lm_load_matrices, not transposed. */
+__device__ __forceinline__ void lm_store_matrices(uint32_t to, const uint32_t (&x)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(x[0]), "r"(x[1]), "r"(x[2]),
+               "r"(x[3])
+               : "memory");
+}
+
+/* Bulk copies from shared to global memory, multiples of 16 bytes, by one thread; floats are stored or added. */
+__device__ __forceinline__ void lm_bulk_store(float *to, uint32_t from, int bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(from), "r"(bytes) : "memory");
+}
+__device__ __forceinline__ void lm_bulk_add(float *to, uint32_t from, int bytes) {
+  asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(to), "r"(from), "r"(bytes)
+               : "memory");
+}
+/* lm_bulk_load: the other way, counted by the barrier. */
+__device__ __forceinline__ void lm_bulk_load(uint32_t to, const float *from, int bytes, uint32_t barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from),
+               "r"(bytes), "r"(barrier)
+               : "memory");
+}
+__device__ __forceinline__ void lm_bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+/* lm_bulk_wait_read: until the thread's copies have read shared memory. */
+__device__ __forceinline__ void lm_bulk_wait_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+/* lm_bulk_wait: until they are complete and visible to the thread. */
+__device__ __forceinline__ void lm_bulk_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+/* lm_global_publish: what the thread knows of global memory holds for its next bulk copies. */
+__device__ __forceinline__ void lm_global_publish() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 
 #endif

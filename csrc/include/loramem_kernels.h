@@ -408,10 +408,11 @@ LM_API int32_t lm_lora_down_backward(lm_ctx *ctx, const lm_lora_down_backward_ar
 
 /* lm_attention_forward: causal grouped-query attention over packed documents, tiled with a running maximum, no T x T memory
  * (Dao 2023, arXiv:2307.08691). Query head h reads key-value head h / (Hq / Hk). Rows of one document see only that document.
- *   o [T, Hq D] written;  lse [Hq, T] f32 written (log-sum-exp of the scaled scores, natural log);
+ * window: row i of a document sees its rows i - window < j <= i, itself among them (as in Mistral, arXiv:2310.06825); what lies
+ * before costs nothing. softcap: a scaled score s counts as cap tanh(s / cap) (as in Gemma 2, arXiv:2408.00118).
+ *   o [T, Hq D] written;  lse [Hq, T] f32 written (log-sum-exp of the scores, scaled and capped, natural log);
  *   q [T, Hq D], k [T, Hk D], v [T, Hk D] read, all with row pitch qkv_pitch;
- *   cu_seqlens [documents + 1] i32 read, ascending from 0; equal neighbours are empty documents; rows at or past the last
- *   offset are neither read nor written */
+ *   cu_seqlens [documents + 1] i32 read, ascending from 0, equal around an empty document; no row from the last on is touched */
 typedef struct lm_attention_forward_args {
   uint32_t size;
   int32_t type;
@@ -429,14 +430,16 @@ typedef struct lm_attention_forward_args {
   int32_t qkv_pitch;
   int32_t o_pitch;
   float scale;
+  int32_t window; /* 0 = all rows before */
+  float softcap;  /* 0 = no cap */
 } lm_attention_forward_args;
 LM_API int32_t lm_attention_forward(lm_ctx *ctx, const lm_attention_forward_args *args, lm_stream *stream);
 
 /* lm_attention_backward: gradients of lm_attention_forward, probabilities recomputed tile by tile from lse.
  *   dq [T, Hq D], dk [T, Hk D], dv [T, Hk D] written with row pitch dqkv_pitch;  delta [Hq, T] f32 workspace;
- *   grad_o, o [T, Hq D] read with row pitch o_pitch;  lse [Hq, T] read;  q, k, v, cu_seqlens as in forward;
- *   workspace  NULL, or 16-byte aligned memory of 4 (T D (Hq + 2 Hk) + (Hq + Hk) (T / 16 + documents) + 4) bytes for a device
- *              other than the CPU: with less it computes the scores twice */
+ *   grad_o, o [T, Hq D] read with row pitch o_pitch;  lse [Hq, T] read;  q, k, v, cu_seqlens, window, softcap as in forward;
+ *   workspace  NULL, or 16-byte aligned memory of 4 (T D (Hq + 2 Hk) + (Hq + Hk) (T / 16 + documents) + 4) bytes: a GPU computes
+ *              scores once then, not twice, where it gains (16 bits, D 32, 64, 128, no window or cap); few rows gain by 2 Hk */
 typedef struct lm_attention_backward_args {
   uint32_t size;
   int32_t type;
@@ -460,6 +463,8 @@ typedef struct lm_attention_backward_args {
   int32_t dqkv_pitch;
   int32_t o_pitch;
   float scale;
+  int32_t window;
+  float softcap;
   int32_t reserved;
   void *workspace;
   int64_t workspace_bytes;
@@ -467,7 +472,7 @@ typedef struct lm_attention_backward_args {
 LM_API int32_t lm_attention_backward(lm_ctx *ctx, const lm_attention_backward_args *args, lm_stream *stream);
 
 /* lm_attention_cached_forward: append the live rows' k and v to the cache at row *past, then attend causally to everything
- * cached: row t sees cache rows 0 .. *past + t. Prefill is *past = 0, decode is one row.
+ * cached: row t sees cache rows 0 .. *past + t, the last `window` of them if that is not 0. Prefill is *past = 0, decode is one row.
  *   o [T, Hq D] written;  k_cache, v_cache [capacity, Hk D] updated;  q, k, v read with row pitch qkv_pitch;
  *   past [1] i32 read, *past + live <= capacity (rows past the capacity are dropped) */
 typedef struct lm_attention_cached_forward_args {
@@ -489,5 +494,7 @@ typedef struct lm_attention_cached_forward_args {
   int32_t qkv_pitch;
   int32_t o_pitch;
   float scale;
+  int32_t window;
+  float softcap;
 } lm_attention_cached_forward_args;
 LM_API int32_t lm_attention_cached_forward(lm_ctx *ctx, const lm_attention_cached_forward_args *args, lm_stream *stream);

@@ -1,4 +1,6 @@
 /* Argument checks of every kernel: valid arguments pass, each single mistake is named. */
+#include <math.h>
+
 #include "core_test.h"
 
 #include "../core/checks.h"
@@ -276,6 +278,12 @@ static void attention(void) {
     REFUSES(attention_forward, documents = 0, "documents is too small");
     REFUSES(attention_forward, lse = NULL, "lse is NULL");
     REFUSES(attention_forward, cu_seqlens = NULL, "cu_seqlens is NULL");
+    ACCEPTS(attention_forward, window = INT32_MAX);
+    REFUSES(attention_forward, window = -1, "window is too small: window=-1: at least 0");
+    ACCEPTS(attention_forward, softcap = 50);
+    REFUSES(attention_forward, softcap = -1, "softcap is not a finite number of 0 or more: softcap=-1");
+    REFUSES(attention_forward, softcap = NAN, "softcap is not a finite number");
+    REFUSES(attention_forward, softcap = INFINITY, "softcap is not a finite number");
   }
   {
     lm_attention_backward_args valid = {.size = sizeof valid, .dq = P, .dk = P, .dv = P, .delta = P, .grad_o = P,
@@ -287,6 +295,8 @@ static void attention(void) {
     REFUSES(attention_backward, delta = NULL, "delta is NULL");
     REFUSES(attention_backward, grad_o = NULL, "grad_o is NULL");
     REFUSES(attention_backward, heads = 5, "heads is no multiple");
+    REFUSES(attention_backward, window = -1, "window is too small");
+    REFUSES(attention_backward, softcap = -1, "softcap is not a finite number");
   }
   {
     lm_attention_cached_forward_args valid = {.size = sizeof valid, .o = P, .k_cache = P, .v_cache = P, .q = P, .k = P,
@@ -296,6 +306,8 @@ static void attention(void) {
     REFUSES(attention_cached_forward, capacity = 0, "capacity is too small");
     REFUSES(attention_cached_forward, k_cache = NULL, "k_cache is NULL");
     REFUSES(attention_cached_forward, past = NULL, "past is NULL");
+    REFUSES(attention_cached_forward, window = -1, "window is too small");
+    REFUSES(attention_cached_forward, softcap = -1, "softcap is not a finite number");
   }
 }
 

@@ -1,6 +1,6 @@
 /* cuda_attention_test.cu: attention forward, backward and cached: the GPU against the CPU backend, with the tiles of this device
  * and with those that fit into the shared memory of consumer cards.
- *   cuda_attention_test [shape]   only this one; the number after the last is the cache */
+ *   cuda_attention_test [shape]   only this one; the number after the last is the cache, the next one all of windows and caps */
 #include "cuda_test.h"
 
 struct shape {
@@ -10,6 +10,8 @@ struct shape {
   int32_t gap, offset;          /* elements between rows, and from alignment */
   float shift;                  /* added to each scaled score */
   bool large;                   /* bf16 only, and often: many blocks wait for each other's turns */
+  int32_t window = 0;
+  float softcap = 0;
 };
 
 static const shape shapes[] = {
@@ -20,6 +22,9 @@ static const shape shapes[] = {
     {4, 2, 96, {64, 129, 15}, 1, 8, 0, 0, false},
     {8, 1, 128, {0, 0, 130, 63, 5}, 2, 0, 0, 0, false},
     {3, 3, 128, {257}, 0, 8, 0, 0, false},
+    {4, 1, 128, {1, 63, 64, 65, 127, 128, 129, 0, 2, 300}, 70, 0, 0, 0, false},
+    {4, 1, 64, {1, 63, 64, 65, 127, 128, 129, 0, 2, 300}, 70, 8, 0, 0, false},
+    {3, 3, 64, {129, 255, 256, 257}, 3, 0, 0, 0, false},
     {2, 1, 256, {129, 1, 66}, 9, 0, 0, 0, false},
     {8, 2, 64, {300, 127, 20}, 0, 0, 0, 0, false},
     {4, 2, 64, {129, 65}, 0, 0, 0, -120, false},
@@ -36,9 +41,20 @@ static const shape shapes[] = {
     {8, 2, 64, {2048, 1000, 3, 1500}, 100, 0, 0, 0, true},
     {14, 2, 64, {700, 324, 1024}, 0, 0, 0, 0, true},
     {8, 2, 128, {1777, 2000}, 19, 0, 0, 0, true},
+    {14, 2, 128, {700, 324, 1}, 0, 0, 0, 0, true},
+    {8, 1, 64, {1777, 65}, 0, 0, 0, 0, true},
+    {4, 2, 128, std::vector<int32_t>(100, 20), 5, 0, 0, 0, true},
     {4, 1, 96, {900, 1100}, 0, 0, 0, 0, true},
     {2, 1, 256, {1400}, 0, 0, 0, 0, true},
     {2, 1, 80, std::vector<int32_t>(100, 20), 0, 0, 0, 0, true}, /* more documents than a warp has lanes */
+    {8, 2, 64, {2048, 1000, 3, 1500}, 100, 0, 0, 0, true, 300, 0},
+    {8, 2, 128, {1777, 2000}, 19, 0, 0, 0, true, 1024, 0},
+    {4, 1, 96, {900, 1100}, 0, 0, 0, 0, true, 129, 3},
+    {2, 1, 256, {1400}, 0, 0, 0, 0, true, 512, 50},
+    {4, 2, 64, {129, 65}, 0, 0, 0, -120, false, 65, 50},
+    {2, 1, 128, {129, 65}, 4, 0, 0, 80, false, 0, 50},
+    {2, 1, 72, {129, 64}, 0, 0, 0, -120, false, 70, 50},
+    {2, 2, 64, {127, 2}, 2, 0, 1, 0, false, 7, 1}, /* not aligned */
 };
 
 static int turn; /* 0: the device's own tiles, 1: those of 99 KB */
@@ -85,14 +101,14 @@ static float shift_scores(const shape &s, array &qkv, int64_t live, float scale)
   return size;
 }
 
-static void test_packed(const shape &s, int32_t type) {
+static void test_packed(const shape &s, int32_t type, const std::string &name_of_shape) {
   clear_arrays();
   std::vector<int32_t> offsets = {0};
   for (int32_t n : s.lengths) offsets.push_back(offsets.back() + n);
   const int32_t live = offsets.back(), rows = live + s.tail, documents = (int32_t)s.lengths.size();
   const int64_t D = s.head_dim, Q = s.heads * D, K = s.kv_heads * D, size = (int64_t)type_size(type);
   const float scale = 1 / sqrtf((float)D);
-  const std::string what = "shape " + std::to_string(&s - shapes) + " " + type_names[type] + (turn ? ", small tiles" : "") + ": ";
+  const std::string what = name_of_shape + " " + type_names[type] + (turn ? ", small tiles" : "") + ": ";
   array qkv = make(type, rows, Q + 2 * K, Q + 2 * K + s.gap, live, 1, s.offset), cu = make_ints(offsets);
   array go = make(type, rows, Q, Q + s.gap, live, 1, s.offset);
   const float constant = shift_scores(s, qkv, live, scale);
@@ -102,7 +118,7 @@ static void test_packed(const shape &s, int32_t type) {
   const auto forward = [&](side &d) {
     const lm_attention_forward_args args = {
         sizeof args, type, d.at(o), d.floats(lse), part(d, qkv, 0), part(d, qkv, Q), part(d, qkv, Q + K), d.ints(cu), rows, documents,
-        s.heads, s.kv_heads, s.head_dim, (int32_t)qkv.pitch, (int32_t)o.pitch, scale};
+        s.heads, s.kv_heads, s.head_dim, (int32_t)qkv.pitch, (int32_t)o.pitch, scale, s.window, s.softcap};
     return lm_attention_forward(d.ctx, &args, d.stream);
   };
   if (!run((what + "forward").c_str(), forward)) return;
@@ -125,54 +141,80 @@ static void test_packed(const shape &s, int32_t type) {
 
   share(o), share(lse);
   array dqkv = make_empty(type, rows, Q + 2 * K, Q + 2 * K + 2 * s.gap, s.offset), delta = make_empty(LM_F32, s.heads, rows, rows);
-  const int64_t bytes = 4 * (rows * D * (s.heads + 2 * s.kv_heads) + (int64_t)(s.heads + s.kv_heads) * (rows / 16 + documents) + 4);
+  const int64_t turns = (int64_t)(s.heads + s.kv_heads) * (rows / 16 + documents) + 4;
+  const int64_t sums_of_dq = 4 * (rows * D * s.heads + turns), bytes = sums_of_dq + 4 * rows * D * 2 * s.kv_heads;
   array workspace = make_empty(LM_F32, 1, bytes / 4, bytes / 4);
-  for (int mode = 0; mode < 3; mode++) { /* ordered sums; no workspace; too small a one */
-    const std::string name = what + (mode == 0 ? "ordered" : mode == 1 ? "without workspace" : "too small a workspace") + ", ";
+  static const char *const modes[] = {"ordered", "ordered dq alone", "too small a workspace", "without workspace"};
+  const int64_t room[] = {bytes, sums_of_dq, rows * D * 4, 0};
+  for (int mode = 0; mode < 4; mode++) {
+    const std::string name = what + modes[mode] + ", ";
     const auto backward = [&](side &d) {
       const lm_attention_backward_args args = {
           sizeof args, type, part(d, dqkv, 0), part(d, dqkv, Q), part(d, dqkv, Q + K), d.floats(delta), d.at(go), d.at(o), d.floats(lse),
           part(d, qkv, 0), part(d, qkv, Q), part(d, qkv, Q + K), d.ints(cu), rows, documents, s.heads, s.kv_heads, s.head_dim,
-          (int32_t)qkv.pitch, (int32_t)dqkv.pitch, (int32_t)o.pitch, scale, 0, mode == 1 ? nullptr : d.at(workspace),
-          mode == 2 ? rows * D * 4 : bytes};
+          (int32_t)qkv.pitch, (int32_t)dqkv.pitch, (int32_t)o.pitch, scale, s.window, s.softcap, 0,
+          room[mode] == 0 ? nullptr : d.at(workspace), room[mode]};
       return lm_attention_backward(d.ctx, &args, d.stream);
     };
     upload(dqkv);
     if (!run((name + "backward").c_str(), backward)) continue;
     /* The gradients of the scores of a row sum to 0; times a constant of k, their rounding is what is left of dq. */
-    const double limit = 1.5 * rounding + 20 * scores;
+    const double limit = (1.5 * rounding + 20 * scores) * (s.window == 1 ? 10 : 1); /* one key: nothing but that rounding */
     compare(dqkv, 0, Q, live, limit * (1 + constant / sqrt((double)D)), name + "dq");
     compare(dqkv, Q, K, live, limit, name + "dk");
     compare(dqkv, Q + K, K, live, limit, name + "dv");
     inside(dqkv, live, name + "dqkv");
     inside(workspace, 1, name + "workspace");
-    for (int again = 0; again < (s.large && mode == 0 ? 5 : 1); again++)
+    for (int again = 0; again < (s.large && mode < 2 ? 5 : 1); again++)
       repeats((name + "backward").c_str(), {&dqkv}, backward);
   }
 }
 
-/* A cache of `past` rows takes the live ones of `rows` more. */
+/* Every head size, window and cap, with the lengths around the sizes of tiles; the types take turns. A window that is one key
+ * too long or too short fails, and so does a gradient without the slope of the cap. */
+static void test_windows_and_caps(void) {
+  static const int32_t groups[4][2] = {{4, 2}, {2, 1}, {3, 3}, {7, 1}};
+  static const int32_t head_dims[8] = {32, 64, 80, 96, 128, 256, 33, 200};
+  static const int32_t windows[6] = {1, 7, 64, 65, 200, 0};
+  for (int w = 0; w < 6; w++)
+    for (int capped = 0; capped < 2; capped++)
+      for (int d = 0; d < 8; d++) {
+        if (windows[w] == 0 && !capped) continue; /* the shapes above */
+        const int32_t *const heads = groups[(w + d) % 4];
+        shape s = {heads[0], heads[1], head_dims[d], {1, 63, 64, 0, 65, 127, 129, 290}, d % 3, d % 2 * 8, 0, 0, false};
+        s.window = windows[w], s.softcap = capped ? (d % 2 ? 2.0f : 0.5f) : 0;
+        const std::string name = "heads " + std::to_string(heads[0]) + "/" + std::to_string(heads[1]) + " x " +
+                                 std::to_string(s.head_dim) + ", window " + std::to_string(s.window) + ", cap " +
+                                 std::to_string(s.softcap);
+        test_packed(s, all_types[(d + 2 * w + capped) % 3], name);
+      }
+}
+
+/* A cache of `past` rows takes the live ones of `rows` more. Blocks of 64 keys before the window of all are NaN: nobody reads. */
 static void test_cached(int32_t heads, int32_t kv_heads, int32_t head_dim, int32_t capacity, int32_t past, int32_t rows, int32_t live,
-                        int32_t gap, float shift, int32_t type) {
+                        int32_t gap, float shift, int32_t type, int32_t window = 0, float softcap = 0) {
   clear_arrays();
-  const shape s = {heads, kv_heads, head_dim, {}, 0, gap, 0, shift, false};
+  const shape s = {heads, kv_heads, head_dim, {}, 0, gap, 0, shift, false, window, softcap};
   const int64_t D = head_dim, Q = heads * D, K = kv_heads * D, size = (int64_t)type_size(type);
   const float scale = 1 / sqrtf((float)D);
   const std::string what = "cached " + std::to_string(heads) + "/" + std::to_string(kv_heads) + " x " + std::to_string(head_dim) + ", past " +
-                           std::to_string(past) + ", live " + std::to_string(live) + " of " + std::to_string(rows) + " " +
+                           std::to_string(past) + ", live " + std::to_string(live) + " of " + std::to_string(rows) + ", window " +
+                           std::to_string(window) + ", cap " + std::to_string(softcap) + " " +
                            type_names[type] + (turn ? ", small tiles" : "") + ": ";
   array qkv = make(type, rows, Q + 2 * K, Q + 2 * K + gap, live), o = make_empty(type, rows, Q, Q + gap);
   array k = make(type, capacity, K, K, past), v = make(type, capacity, K, K, past);
   const float constant = shift_scores(s, qkv, live, scale);
   for (int64_t t = 0; t < past && constant != 0; t++)
     for (int64_t h = 0; h < kv_heads; h++) put_float(type, k.data(), t * K + h * D, constant);
-  upload(k);
+  const int64_t unread = window > 0 && past >= window ? (past + 1 - window) / 64 * 64 : 0;
+  for (int64_t i = 0; i < unread * K; i++) put_float(type, k.data(), i, NAN), put_float(type, v.data(), i, NAN);
+  upload(k), upload(v);
   array past_rows = make_ints({past}), live_rows = make_ints({live});
   const auto call = [&](side &d) {
     uint8_t *const from = (uint8_t *)d.at(qkv);
     const lm_attention_cached_forward_args args = {
         sizeof args, type, d.at(o), d.at(k), d.at(v), from, from + Q * size, from + (Q + K) * size, d.ints(past_rows), d.ints(live_rows),
-        rows, capacity, heads, kv_heads, head_dim, (int32_t)qkv.pitch, (int32_t)o.pitch, scale};
+        rows, capacity, heads, kv_heads, head_dim, (int32_t)qkv.pitch, (int32_t)o.pitch, scale, window, softcap};
     return lm_attention_cached_forward(d.ctx, &args, d.stream);
   };
   if (!run((what + "forward").c_str(), call)) return;
@@ -181,6 +223,18 @@ static void test_cached(int32_t heads, int32_t kv_heads, int32_t head_dim, int32
   inside(o, kept, what + "o");
   for (const array *cache : {&k, &v}) CHECK(download(*cache, 0) == download(*cache, 1), "%sthe cache differs", what.c_str());
   repeats(what.c_str(), {&o, &k, &v}, call);
+}
+
+static void test_cached_windows(int32_t type) {
+  for (int32_t head_dim : {8, 33, 64, 96, 128, 256})
+    for (int32_t window : {1, 7, 64, 65, 200, 600})
+      for (int32_t past : {0, 63, 64, 257, 700}) {
+        const float softcap = past % 2 ? 2.0f : 0;
+        test_cached(4, 2, head_dim, 900, past, 1, 1, 0, 0, type, window, softcap);
+        if (past != 64) test_cached(7, 1, head_dim, 900, past, 150, 129, 8, 0, type, window, softcap);
+      }
+  test_cached(8, 2, 128, 2200, 2111, 1, 1, 0, -120, type, 1024, 50);
+  test_cached(4, 2, 64, 720, 700, 1, 1, 0, 0, type, 0, 1);
 }
 
 static void test_cached_all(int32_t type) {
@@ -210,9 +264,15 @@ int main(int count, char **arguments) {
     if (!open_sides()) return 0;
     for (const shape &s : shapes)
       for (const int32_t type : all_types)
-        if ((only < 0 || only == &s - shapes) && (!s.large || type == LM_BF16)) test_packed(s, type);
+        if ((only < 0 || only == &s - shapes) && (!s.large || type == LM_BF16))
+          test_packed(s, type, "shape " + std::to_string(&s - shapes));
+    const int count_of_shapes = (int)(sizeof shapes / sizeof *shapes);
     for (const int32_t type : all_types)
-      if (only < 0 || only == (int)(sizeof shapes / sizeof *shapes)) test_cached_all(type);
+      if (only < 0 || only == count_of_shapes) test_cached_all(type);
+    if (only < 0 || only == count_of_shapes + 1) {
+      test_windows_and_caps();
+      for (const int32_t type : all_types) test_cached_windows(type);
+    }
     close_sides();
   }
   return report();

@@ -7,13 +7,35 @@ typedef struct shape {
   int32_t tail;      /* rows that belong to none */
   int32_t gap;
   double shift; /* added to each scaled score */
+  int32_t window;
+  double softcap;
 } shape;
 
 static const shape shapes[] = {
-    {1, 1, 1, 1, {1}, 0, 0, 0},          {2, 1, 8, 3, {1, 0, 3}, 2, 3, 0},  {4, 2, 32, 5, {0, 63, 1, 0, 64}, 0, 0, 0},
-    {3, 3, 33, 3, {65, 2, 30}, 5, 1, 0}, {7, 1, 16, 2, {127, 20}, 0, 0, 0}, {4, 1, 80, 3, {129, 5, 0}, 7, 0, 0},
-    {2, 2, 256, 2, {70, 66}, 0, 8, 0},   {10, 1, 20, 1, {90}, 1, 0, 0},     {2, 1, 24, 2, {129, 64}, 0, 0, -120},
-    {2, 1, 24, 2, {129, 64}, 0, 0, 80},
+    {1, 1, 1, 1, {1}, 0, 0, 0, 0, 0},
+    {2, 1, 8, 3, {1, 0, 3}, 2, 3, 0, 0, 0},
+    {4, 2, 32, 5, {0, 63, 1, 0, 64}, 0, 0, 0, 0, 0},
+    {3, 3, 33, 3, {65, 2, 30}, 5, 1, 0, 0, 0},
+    {7, 1, 16, 2, {127, 20}, 0, 0, 0, 0, 0},
+    {4, 1, 80, 3, {129, 5, 0}, 7, 0, 0, 0, 0},
+    {2, 2, 256, 2, {70, 66}, 0, 8, 0, 0, 0},
+    {10, 1, 20, 1, {90}, 1, 0, 0, 0, 0},
+    {2, 1, 24, 2, {129, 64}, 0, 0, -120, 0, 0},
+    {2, 1, 24, 2, {129, 64}, 0, 0, 80, 0, 0},
+    /* windows and caps. One key to the left or right in the walk of any kernel fails here, and so does a gradient without the
+     * slope of the cap. */
+    {2, 1, 16, 6, {1, 63, 64, 65, 127, 129}, 3, 0, 0, 1, 0},
+    {4, 2, 32, 6, {1, 63, 64, 65, 127, 129}, 0, 4, 0, 7, 0},
+    {2, 1, 40, 6, {1, 63, 64, 65, 127, 129}, 0, 0, 0, 64, 0},
+    {3, 1, 33, 6, {129, 127, 65, 64, 63, 1}, 1, 1, 0, 65, 0},
+    {2, 2, 64, 2, {129, 340}, 0, 0, 0, 200, 0},
+    {7, 1, 16, 3, {300, 1, 257}, 2, 0, 0, 64, 2},
+    {4, 2, 80, 3, {65, 0, 129}, 2, 0, 0, 7, 0.5},
+    {2, 1, 256, 2, {1, 66}, 0, 0, 0, 1, 30},
+    {2, 1, 24, 2, {63, 127}, 0, 3, 0, 0, 1},
+    {2, 1, 24, 2, {129, 64}, 0, 0, -120, 65, 50},
+    {2, 1, 20, 1, {290}, 0, 0, 80, 200, 50},
+    {2, 1, 8, 2, {150, 3}, 0, 0, 0, 150, 0}, /* as long as the document: nothing is hidden */
 };
 
 typedef struct problem {
@@ -36,39 +58,48 @@ static void shift_scores(const shape *s, problem *p) {
   }
 }
 
+/* The first key that row t of a document sees. */
+static int64_t first_key(const shape *s, int64_t begin, int64_t t) {
+  return s->window > 0 && t - s->window + 1 > begin ? t - s->window + 1 : begin;
+}
+
 /* reference: forward and backward of one query head, row by row. */
 static void reference_head(const shape *s, problem *p, int64_t h) {
   const int64_t D = s->head_dim, kv = h / (s->heads / s->kv_heads), Q = s->heads * D, K = s->kv_heads * D;
-  double *w = zeros(p->rows);
+  double *w = zeros(p->rows), *slope = zeros(p->rows);
   for (int32_t d = 0; d < s->documents; d++)
     for (int64_t t = p->offset[d]; t < p->offset[d + 1]; t++) {
+      const int64_t first = first_key(s, p->offset[d], t);
       double top = -INFINITY, sum = 0, delta = 0;
-      for (int64_t j = p->offset[d]; j <= t; j++) {
+      for (int64_t j = first; j <= t; j++) {
         w[j] = 0;
         for (int64_t i = 0; i < D; i++) w[j] += at(&p->q, t, h * D + i) * at(&p->k, j, kv * D + i) * (double)p->scale;
+        const double tangent = s->softcap > 0 ? tanh(w[j] / s->softcap) : 0;
+        slope[j] = 1 - tangent * tangent;
+        if (s->softcap > 0) w[j] = s->softcap * tangent;
         top = fmax(top, w[j]);
       }
-      for (int64_t j = p->offset[d]; j <= t; j++) sum += exp(w[j] - top);
+      for (int64_t j = first; j <= t; j++) sum += exp(w[j] - top);
       p->lse[h * p->rows + t] = top + log(sum);
-      for (int64_t j = p->offset[d]; j <= t; j++) {
+      for (int64_t j = first; j <= t; j++) {
         w[j] = exp(w[j] - top) / sum;
         for (int64_t i = 0; i < D; i++) p->o[t * Q + h * D + i] += w[j] * at(&p->v, j, kv * D + i);
       }
       for (int64_t i = 0; i < D; i++) delta += p->o[t * Q + h * D + i] * at(&p->go, t, h * D + i);
-      for (int64_t j = p->offset[d]; j <= t; j++) {
+      for (int64_t j = first; j <= t; j++) {
         double dp = 0;
         for (int64_t i = 0; i < D; i++) {
           dp += at(&p->go, t, h * D + i) * at(&p->v, j, kv * D + i);
           p->dv[j * K + kv * D + i] += w[j] * at(&p->go, t, h * D + i);
         }
-        const double ds = w[j] * (dp - delta) * (double)p->scale;
+        const double ds = w[j] * (dp - delta) * slope[j] * (double)p->scale;
         for (int64_t i = 0; i < D; i++) {
           p->dq[t * Q + h * D + i] += ds * at(&p->k, j, kv * D + i);
           p->dk[j * K + kv * D + i] += ds * at(&p->q, t, h * D + i);
         }
       }
     }
-  free(w);
+  free(w), free(slope);
 }
 
 static problem problem_make(const shape *s, int32_t type) {
@@ -134,7 +165,9 @@ static void test_attention(const shape *s, int32_t type) {
                                                s->head_dim,
                                                (int32_t)p.q.pitch,
                                                (int32_t)got[0].pitch,
-                                               p.scale};
+                                               p.scale,
+                                               s->window,
+                                               (float)s->softcap};
     lm_cpu_attention_forward(devices[d], &forward);
     check_lse(s, &p, &lse, d);
     for (int64_t h = 0; h < s->heads; h++)
@@ -161,6 +194,8 @@ static void test_attention(const shape *s, int32_t type) {
                                                  (int32_t)got[1].pitch,
                                                  (int32_t)exact.pitch,
                                                  p.scale,
+                                                 s->window,
+                                                 (float)s->softcap,
                                                  0,
                                                  NULL,
                                                  0};
@@ -221,7 +256,9 @@ static void test_cached(const shape *s, int32_t type) {
                                                      s->head_dim,
                                                      (int32_t)p.q.pitch,
                                                      (int32_t)o.pitch,
-                                                     p.scale};
+                                                     p.scale,
+                                                     s->window,
+                                                     (float)s->softcap};
       lm_cpu_attention_cached_forward(devices[d], &args);
       past += live;
     }
@@ -234,11 +271,44 @@ static void test_cached(const shape *s, int32_t type) {
         kept &= r < p.rows ? at(&k, r, c) == at(&p.k, r, c) && at(&v, r, c) == at(&p.v, r, c)
                            : isnan(at(&k, r, c)) && isnan(at(&v, r, c));
     CHECK(kept, "attention_cached_forward %d %s x%d: the cache", (int)(s - shapes), NAME(d));
+    /* Blocks of keys that lie before the window of all rows are not even read: NaN there changes nothing. */
+    const int64_t unread = (p.rows - (s->window > 0 ? s->window : p.rows)) / 64 * 64;
+    for (int64_t r = 0; r < unread; r++)
+      for (int64_t c = 0; c < K; c++) put(type, k.data, r * K + c, (double)NAN), put(type, v.data, r * K + c, (double)NAN);
+    if (unread > 0) {
+      const int32_t before = p.rows - 1, single = 1;
+      matrix again = matrix_empty(type, 1, Q, Q);
+      const lm_attention_cached_forward_args args = {sizeof args,
+                                                     type,
+                                                     again.data,
+                                                     k.data,
+                                                     v.data,
+                                                     (char *)p.q.data + before * p.q.pitch * size,
+                                                     (char *)p.k.data + before * p.q.pitch * size,
+                                                     (char *)p.v.data + before * p.q.pitch * size,
+                                                     &before,
+                                                     &single,
+                                                     1,
+                                                     capacity,
+                                                     s->heads,
+                                                     s->kv_heads,
+                                                     s->head_dim,
+                                                     (int32_t)p.q.pitch,
+                                                     (int32_t)Q,
+                                                     p.scale,
+                                                     s->window,
+                                                     (float)s->softcap};
+      lm_cpu_attention_cached_forward(devices[d], &args);
+      const double off = distance(&again, p.o + before * Q, 1, 2e-5 * (1 + fabs(s->shift)));
+      CHECK(off <= 1, "attention_cached_forward %d %s x%d: read before the window", (int)(s - shapes), NAME(d));
+      free(again.data);
+    }
     const int32_t full = capacity - 1, two = 2; /* one row fits, the other is dropped */
     matrix last = matrix_empty(type, 2, Q, Q);
     const lm_attention_cached_forward_args over = {
         sizeof over, type, last.data, k.data,   v.data,      p.q.data,    p.k.data,           p.v.data,   &full,
-        &two,        2,    capacity,  s->heads, s->kv_heads, s->head_dim, (int32_t)p.q.pitch, (int32_t)Q, p.scale};
+        &two,        2,    capacity,  s->heads, s->kv_heads, s->head_dim, (int32_t)p.q.pitch, (int32_t)Q, p.scale,
+        s->window,   (float)s->softcap};
     lm_cpu_attention_cached_forward(devices[d], &over);
     CHECK(untouched(&last, 1), "attention_cached_forward %s x%d: beyond the capacity", NAME(d));
     free(last.data), free(o.data), free(k.data), free(v.data);

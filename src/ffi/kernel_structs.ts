@@ -266,6 +266,8 @@ export const KERNEL_STRUCTS = {
     qkv_pitch: "i32",
     o_pitch: "i32",
     scale: "f32",
+    window: "i32",
+    softcap: "f32",
   },
   lm_attention_backward_args: {
     size: "u32",
@@ -290,6 +292,8 @@ export const KERNEL_STRUCTS = {
     dqkv_pitch: "i32",
     o_pitch: "i32",
     scale: "f32",
+    window: "i32",
+    softcap: "f32",
     reserved: "i32",
     workspace: "ptr",
     workspace_bytes: "i64",
@@ -313,6 +317,8 @@ export const KERNEL_STRUCTS = {
     qkv_pitch: "i32",
     o_pitch: "i32",
     scale: "f32",
+    window: "i32",
+    softcap: "f32",
   },
   lm_linear_cross_entropy_args: {
     size: "u32",

@@ -1,5 +1,6 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
+import { attentionWorkspace } from "../../src/api/graph/ops/attention.ts";
 import * as kernels from "../../src/api/kernels/mod.ts";
 import { SLOW } from "../ffi/support.ts";
 import * as reference from "../reference/attention.ts";
@@ -24,6 +25,8 @@ interface Case {
   readonly kvHeads: number;
   readonly D: number;
   readonly cuSeqlens: readonly number[];
+  readonly window?: number;
+  readonly softcap?: number;
 }
 
 const CASES: readonly Case[] = [
@@ -34,6 +37,11 @@ const CASES: readonly Case[] = [
   { T: 129, heads: 2, kvHeads: 1, D: 64, cuSeqlens: [0, 129] },
   { T: 64, heads: 2, kvHeads: 2, D: 65, cuSeqlens: [0, 30, 50, 50] }, // rows 50 .. 63 hold nothing
   { T: 40, heads: 1, kvHeads: 1, D: 129, cuSeqlens: [0, 40] },
+  // One key more or less in a window, or a gradient without the slope 1 - tanh^2 of the cap, fails here.
+  { T: 70, heads: 2, kvHeads: 1, D: 16, cuSeqlens: [0, 66, 70], window: 1 },
+  { T: 140, heads: 2, kvHeads: 2, D: 32, cuSeqlens: [0, 129, 140], window: 7 },
+  { T: 150, heads: 4, kvHeads: 2, D: 8, cuSeqlens: [0, 20, 150], window: 65, softcap: 1.5 },
+  { T: 65, heads: 2, kvHeads: 1, D: 64, cuSeqlens: [0, 1, 65], softcap: 0.5 },
 ];
 
 /** Views of q, k and v inside one matrix [T, (Hq + 2 Hk) D + gap]. */
@@ -64,7 +72,7 @@ for (const kind of KINDS) {
       async () => {
         for (const sizes of CASES) {
           await using rig = await Rig.open(kind);
-          const { T, heads, kvHeads, D, cuSeqlens } = sizes;
+          const { T, heads, kvHeads, D, cuSeqlens, window = 0, softcap = 0 } = sizes;
           const what = JSON.stringify(sizes);
           const live = cuSeqlens.at(-1) as number;
           const random = new Random(T);
@@ -74,10 +82,10 @@ for (const kind of KINDS) {
           const o = rig.tensor(dtype, [T, heads * D], undefined, { gap: 1 });
           const lse = rig.tensor("f32", [heads, T]);
           const documents = rig.ints(cuSeqlens).view;
-          const options = { stream: rig.stream, heads, kvHeads };
+          const options = { stream: rig.stream, heads, kvHeads, window, softcap };
           kernels.attentionForward(o.view, lse.view, q.view, k.view, v.view, documents, options);
 
-          const layout = { heads, kvHeads, headDim: D, scale: 1 / Math.sqrt(D) };
+          const layout = { heads, kvHeads, headDim: D, scale: 1 / Math.sqrt(D), window, softcap };
           const [a, b, c] = parts(qkv, sizes);
           const want = reference.attention(a, b, c, cuSeqlens, layout);
           assertClose(
@@ -100,6 +108,7 @@ for (const kind of KINDS) {
           const gradient = rig.tensor(dtype, [T, (heads + 2 * kvHeads) * D], undefined, { gap: 5 });
           const [dq, dk, dv] = split(gradient, sizes);
           const delta = rig.tensor("f32", [heads, T]).view;
+          const words = attentionWorkspace(T, cuSeqlens.length - 1, layout);
           kernels.attentionBackward(
             dq.view,
             dk.view,
@@ -112,7 +121,7 @@ for (const kind of KINDS) {
             k.view,
             v.view,
             documents,
-            options,
+            { ...options, workspace: rig.tensor("f32", [words]).view },
           );
           const dqkv = await rig.read(gradient, live);
           const loss = () => {
@@ -136,49 +145,56 @@ for (const kind of KINDS) {
       `attentionCachedForward() appends to the cache and sees all of it in ${dtype} on ${kind}`,
       SLOW,
       async () => {
-        await using rig = await Rig.open(kind);
-        const sizes = { T: 24, heads: 4, kvHeads: 2, D: 20, cuSeqlens: [] };
-        const { heads, kvHeads, D } = sizes;
-        const layout = { heads, kvHeads, headDim: D, scale: 0.3 };
-        const options = { stream: rig.stream, heads, kvHeads, scale: 0.3 };
-        const capacity = 40;
-        const qkv = new Random(5).matrix(dtype, 35, (heads + 2 * kvHeads) * D);
-        const kCache = rig.tensor(dtype, [capacity, kvHeads * D]);
-        const vCache = rig.tensor(dtype, [capacity, kvHeads * D]);
-        // 20 live rows of 24, then 12 of 12 and 3 single rows.
-        let past = 0;
-        for (const [T, live] of [
-          [24, 20],
-          [12, 12],
-          [1, 1],
-          [1, 1],
-          [1, 1],
-        ] as const) {
-          const own = matrix(T, qkv.cols, (row, col) =>
-            row < live ? (qkv.data[(past + row) * qkv.cols + col] as number) : Number.NaN,
-          );
-          const [q, k, v] = split(rig.matrix(dtype, own, { gap: 2 }), { ...sizes, T });
-          const o = rig.tensor(dtype, [T, heads * D], undefined, { gap: 3 });
-          const at = rig.ints([past]).view;
-          const rows = { ...options, live: rig.ints([live]).view };
-          kernels.attentionCachedForward(
-            o.view,
-            kCache.view,
-            vCache.view,
-            q.view,
-            k.view,
-            v.view,
-            at,
-            rows,
-          );
-          const [, keys, values] = parts(first(qkv, past + live), sizes);
-          const [queries] = parts(first(own, live), sizes);
-          const want = reference.cachedAttention(queries, keys, values, past, layout);
-          assertClose(await rig.read(o, live), want, 2 * TOLERANCE[dtype], `past ${past}`);
-          past += live;
+        for (const mask of [{}, { window: 7 }, { window: 21, softcap: 0.7 }]) {
+          await using rig = await Rig.open(kind);
+          const sizes = { T: 24, heads: 4, kvHeads: 2, D: 20, cuSeqlens: [] };
+          const { heads, kvHeads, D } = sizes;
+          const layout = { heads, kvHeads, headDim: D, scale: 0.3, ...mask };
+          const options = { stream: rig.stream, heads, kvHeads, scale: 0.3, ...mask };
+          const capacity = 40;
+          const qkv = new Random(5).matrix(dtype, 35, (heads + 2 * kvHeads) * D);
+          const kCache = rig.tensor(dtype, [capacity, kvHeads * D]);
+          const vCache = rig.tensor(dtype, [capacity, kvHeads * D]);
+          // 20 live rows of 24, then 12 of 12 and 3 single rows.
+          let past = 0;
+          for (const [T, live] of [
+            [24, 20],
+            [12, 12],
+            [1, 1],
+            [1, 1],
+            [1, 1],
+          ] as const) {
+            const own = matrix(T, qkv.cols, (row, col) =>
+              row < live ? (qkv.data[(past + row) * qkv.cols + col] as number) : Number.NaN,
+            );
+            const [q, k, v] = split(rig.matrix(dtype, own, { gap: 2 }), { ...sizes, T });
+            const o = rig.tensor(dtype, [T, heads * D], undefined, { gap: 3 });
+            const at = rig.ints([past]).view;
+            const rows = { ...options, live: rig.ints([live]).view };
+            kernels.attentionCachedForward(
+              o.view,
+              kCache.view,
+              vCache.view,
+              q.view,
+              k.view,
+              v.view,
+              at,
+              rows,
+            );
+            const [, keys, values] = parts(first(qkv, past + live), sizes);
+            const [queries] = parts(first(own, live), sizes);
+            const want = reference.cachedAttention(queries, keys, values, past, layout);
+            assertClose(
+              await rig.read(o, live),
+              want,
+              2 * TOLERANCE[dtype],
+              `past ${past} ${JSON.stringify(mask)}`,
+            );
+            past += live;
+          }
+          const [, keys] = parts(qkv, sizes);
+          assert.deepEqual((await rig.read(kCache, past)).data, keys.data);
         }
-        const [, keys] = parts(qkv, sizes);
-        assert.deepEqual((await rig.read(kCache, past)).data, keys.data);
       },
     );
   }
@@ -313,6 +329,14 @@ test("attention kernels and rope() reject what does not fit", SLOW, async () => 
     [
       () => forward(q, lse, q, wide, wide, ids, { ...heads, scale: Number.NaN }),
       /scale must be a finite number/,
+    ],
+    [
+      () => forward(q, lse, q, wide, wide, ids, { ...heads, window: -1 }),
+      /^attentionForward: window must be an integer from 0/,
+    ],
+    [
+      () => forward(q, lse, q, wide, wide, ids, { ...heads, softcap: -1 }),
+      /^attentionForward: softcap is negative: -1: 0 = no cap/,
     ],
     [
       () => kernels.attentionCachedForward(q, k, lse, q, wide, wide, one, heads),

@@ -14,6 +14,7 @@ const SMALL = {
   intermediateSize: 96,
   layers: 2,
   maxPositions: 256,
+  windows: [0, 0],
   qkvBias: false,
   oBias: false,
   mlpBias: false,
@@ -183,12 +184,49 @@ test("parseModelConfig() refuses known keys that change the model", () => {
   for (const [key, value] of changes) {
     refuses(() => llama({ [key]: value }), "UNSUPPORTED", new RegExp(`${key} = `), /config\.json/);
   }
-  refuses(() => qwen({ use_sliding_window: true }), "UNSUPPORTED", /sliding_window/);
   refuses(
     () => llama({ layer_types: ["full_attention"] }),
     "BAD_CONFIG",
     /1 entries for 32 layers/,
   );
+});
+
+test("parseModelConfig() reads Qwen2's sliding windows as transformers does", () => {
+  const windows = (edit: Record<string, unknown>) =>
+    qwen({ num_hidden_layers: 4, max_window_layers: 1, sliding_window: 512, ...edit }).windows;
+  assert.deepEqual(windows({}), [0, 0, 0, 0]); // the switch is off, as in every published checkpoint
+  const use_sliding_window = true;
+  assert.deepEqual(windows({ use_sliding_window }), [0, 512, 512, 512]);
+  assert.deepEqual(windows({ use_sliding_window, max_window_layers: 0 }), [512, 512, 512, 512]);
+  assert.deepEqual(windows({ use_sliding_window, max_window_layers: 4 }), [0, 0, 0, 0]);
+  assert.deepEqual(windows({ use_sliding_window, sliding_window: null }), [0, 0, 0, 0]);
+  const { sliding_window: _, ...unsaid } = QWEN25_05B;
+  const defaults = { ...unsaid, use_sliding_window, max_window_layers: 23 };
+  assert.deepEqual(parseModelConfig(defaults, "c").windows, [...Array(23).fill(0), 4096]);
+  const { use_sliding_window: __, ...unswitched } = QWEN25_05B;
+  assert.equal(Math.max(...parseModelConfig(unswitched, "c").windows), 0);
+  const [full, sliding] = ["full_attention", "sliding_attention"];
+  const layer_types = [sliding, full, sliding, full]; // goes before max_window_layers
+  assert.deepEqual(windows({ use_sliding_window, layer_types }), [512, 0, 512, 0]);
+
+  const contradicting = [
+    { layer_types },
+    { layer_types, use_sliding_window, sliding_window: null },
+  ];
+  for (const edit of contradicting) {
+    refuses(() => windows(edit), "BAD_CONFIG", /layer_types has sliding_attention, but no window/);
+  }
+  refuses(() => windows({ layer_types: [full, "chunked", full, full] }), "UNSUPPORTED", /chunked/);
+  refuses(() => windows({ layer_types: [full] }), "BAD_CONFIG", /1 entries for 4 layers/);
+  refuses(() => windows({ use_sliding_window: 1 }), "BAD_CONFIG", /use_sliding_window is 1/);
+  for (const sliding_window of [0, -1, 1.5, "all"]) {
+    refuses(
+      () => windows({ use_sliding_window, sliding_window }),
+      "BAD_CONFIG",
+      /sliding_window is/,
+    );
+  }
+  refuses(() => windows({ max_window_layers: -1 }), "BAD_CONFIG", /max_window_layers is -1/);
 });
 
 test("parseModelConfig() reads every spelling of RoPE", () => {

@@ -131,17 +131,23 @@ test("String(plan) names classes, programs and the peak", () => {
 });
 
 test("makePlan() gives the backward pass of attention room for ordered sums where a GPU gains from it", () => {
-  const workspaces = (name: keyof typeof MODELS, backend: "cpu" | "cuda") => {
-    const { plan } = planRun({ ...specOf(name), backend }, "keep");
+  const workspaces = (name: keyof typeof MODELS, backend: "cpu" | "cuda", T = 4096) => {
+    const spec = specOf(name, { tokensPerMicroBatch: T });
+    const { plan } = planRun({ ...spec, backend }, "keep");
     const { buffers = [] } = plan.programs.get("train") ?? {};
     return buffers.filter(({ tenants }) => tenants[0]?.value.name === "dqSums");
   };
-  const small = workspaces("Llama-3.2-1B", "cuda");
-  assert.equal(small.length, 16);
-  // What the header asks for: T D (Hq + 2 Hk) sums, a turn for every 16 rows and document of every head, and 4 words.
-  const { tokensPerMicroBatch: T, documentsPerMicroBatch: documents } = DIMS;
-  const bytes = 4 * (T * 64 * (32 + 2 * 8) + (32 + 8) * (T / 16 + documents) + 4);
-  assert.ok(small.every((buffer) => buffer.bytes === bytes && buffer.first === buffer.last));
-  assert.equal(workspaces("Llama-3.1-8B", "cuda").length, 0);
+  // What the header asks for: T D Hq sums, 2 T D Hk more where rows are few, a turn for every 16 rows and document of every
+  // head, and 4 words.
+  for (const [T, heads] of [
+    [2048, 32 + 2 * 8],
+    [4096, 32],
+  ] as const) {
+    const bytes = 4 * (T * 64 * heads + (32 + 8) * (T / 16 + DIMS.documentsPerMicroBatch) + 4);
+    const all = workspaces("Llama-3.2-1B", "cuda", T);
+    assert.equal(all.length, 16);
+    assert.ok(all.every((buffer) => buffer.bytes === bytes && buffer.first === buffer.last));
+  }
+  assert.equal(workspaces("Llama-3.1-8B", "cuda").length, 32);
   assert.equal(workspaces("Llama-3.2-1B", "cpu").length, 0);
 });

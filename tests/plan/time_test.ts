@@ -1,14 +1,15 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import type { Load, Work } from "../../src/api/graph/cost.ts";
+import type { AttentionShape } from "../../src/api/graph/ops/attention.ts";
 import type { Program } from "../../src/api/graph/program.ts";
 import { modelFlops, peakFlops } from "../../src/api/plan/model_flops.ts";
 import { findProfile, PROFILES, parseProfile, profileOf } from "../../src/api/plan/profiles.ts";
 import { arrange, SAVE_POLICIES } from "../../src/api/plan/save_points.ts";
 import { forecastStep, fullLoad, workSeconds } from "../../src/api/plan/time.ts";
-import type { RunPlan } from "../../src/api/train/run_plan.ts";
+import { planRun, type RunPlan } from "../../src/api/train/run_plan.ts";
 import { LoramemError } from "../../src/ffi/error.ts";
-import { MODELS, planModel } from "./models.ts";
+import { MODELS, planModel, specOf } from "./models.ts";
 
 function trainOf({ plan }: RunPlan): Program {
   const program = plan.programs.get("train")?.program;
@@ -67,11 +68,46 @@ test("OpKind.cost() adds up to the arithmetic of a LoRA step in closed form", ()
 test("OpKind.cost() follows the load: rows, labels, and pairs of attention", () => {
   const program = trainOf(planModel("Llama-3.2-1B", "keep", { tokensPerMicroBatch: 4096 }));
   const all = flops(program, fullLoad(4096).load);
-  const half = flops(program, { tokens: 2048, labelled: 2048, pairs: 1000 });
+  const half = flops(program, { tokens: 2048, labelled: 2048, pairs: 1000, windowPairs: 0 });
   assert.ok(Math.abs(half.matrix / all.matrix - 0.5) < 1e-9);
   assert.equal(half.attention / 1000, all.attention / ((4096 * 4097) / 2));
-  const unlabelled = flops(program, { tokens: 4096, labelled: 0, pairs: 0 });
+  const unlabelled = flops(program, { tokens: 4096, labelled: 0, pairs: 0, windowPairs: 0 });
   assert.ok(Math.abs(all.matrix - unlabelled.matrix - 4 * 4096 * 2048 * 128_256) < 1);
+});
+
+test("OpKind.cost() of a layer with a window follows the pairs inside it, in every program", () => {
+  const window = 64;
+  const spec = specOf("four layers", { tokensPerMicroBatch: 1024 });
+  const windows = [0, 0, 0, window];
+  const run = planRun({ ...spec, config: { ...spec.config, windows } }, "keep");
+  for (const [name, kind] of [
+    ["train", "attention"],
+    ["evaluate", "attention"],
+    ["prefill", "cachedAttention"],
+    ["decode", "cachedAttention"],
+  ] as const) {
+    const ops =
+      run.plan.programs.get(name)?.program.ops.filter((op) => op.kind.name === kind) ?? [];
+    const shapes = ops.map(({ attributes }) => (attributes as { shape: AttentionShape }).shape);
+    assert.deepEqual(
+      shapes.map((shape) => shape.window),
+      windows,
+    );
+  }
+  // Scratch for ordered sums only where the kernel makes them.
+  const backward = trainOf(run).ops.filter((op) => op.kind.name === "attentionBackward");
+  const scratch = backward.map(({ uses }) => (uses.scratch ?? []).map(({ name }) => name));
+  assert.deepEqual(scratch, [["delta"], ...Array(3).fill(["delta", "dqSums"])]);
+
+  const { heads, headDim } = spec.config;
+  const { load } = fullLoad(1024, window);
+  const inside = (window * (window + 1)) / 2 + (1024 - window) * window;
+  assert.equal(load.windowPairs, inside);
+  const pairs = 3 * load.pairs + inside;
+  assert.equal(flops(trainOf(run), load).attention, 14 * heads * headDim * pairs);
+  const step = modelFlops(trainOf(run), 1024);
+  const slid = step({ ...load, windowPairs: 0 });
+  assert.ok(Math.abs((step(load) - slid) / (14 * heads * headDim * inside) - 1) < 1e-9);
 });
 
 test("forecastStep() puts keep before dropMlp before checkpoint on every device, and mixes in between", () => {
@@ -113,8 +149,8 @@ test("modelFlops() counts forward and backward once, for any load", () => {
   const ofCheckpoint = modelFlops(trainOf(planModel("Llama-3.2-1B", "checkpoint", dims)), 4096);
   for (const load of [
     fullLoad(4096).load,
-    { tokens: 1000, labelled: 700, pairs: 123_456 },
-    { tokens: 4096, labelled: 1, pairs: 4096 },
+    { tokens: 1000, labelled: 700, pairs: 123_456, windowPairs: 0 },
+    { tokens: 4096, labelled: 1, pairs: 4096, windowPairs: 0 },
   ]) {
     const { matrix, attention, memory } = flops(keep, load);
     const counted = matrix + attention + memory;

@@ -7,17 +7,21 @@ export interface Heads {
   readonly kvHeads: number;
   readonly headDim: number;
   readonly scale: number;
+  /** Keys that a query sees at most, itself among them; 0 = all. */
+  readonly window?: number;
+  /** 0 = none */
+  readonly softcap?: number;
 }
 
-/** What query row `row` sees: key rows [first, last]. */
-type Window = (row: number) => { readonly first: number; readonly last: number };
+/** What query row `row` may see: key rows [first, last]. */
+type Range = (row: number) => { readonly first: number; readonly last: number };
 
 function attend(
   q: Matrix,
   k: Matrix,
   v: Matrix,
-  { heads, kvHeads, headDim, scale }: Heads,
-  window: Window,
+  { heads, kvHeads, headDim, scale, window = 0, softcap = 0 }: Heads,
+  range: Range,
 ): {
   readonly o: Matrix;
   readonly lse: Matrix;
@@ -27,15 +31,16 @@ function attend(
   for (let head = 0; head < heads; head++) {
     const kv = Math.floor(head / (heads / kvHeads));
     for (let row = 0; row < q.rows; row++) {
-      const { first, last } = window(row);
+      const { last, ...start } = range(row);
+      const first = window === 0 ? start.first : Math.max(start.first, last - window + 1);
       const count = last - first + 1;
       if (count <= 0) continue;
-      const scores = Array.from(
-        { length: count },
-        (_, j) =>
+      const scores = Array.from({ length: count }, (_, j) => {
+        const score =
           scale *
-          sum(headDim, (d) => at(q, row, head * headDim + d) * at(k, first + j, kv * headDim + d)),
-      );
+          sum(headDim, (d) => at(q, row, head * headDim + d) * at(k, first + j, kv * headDim + d));
+        return softcap === 0 ? score : softcap * Math.tanh(score / softcap);
+      });
       const most = Math.max(...scores);
       const total = sum(count, (j) => Math.exp((scores[j] as number) - most));
       lse.data[head * q.rows + row] = most + Math.log(total);

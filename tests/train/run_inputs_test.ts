@@ -11,21 +11,28 @@ function document(tokens: number): Document {
   return { ids: new Int32Array(tokens), labelled, where: "test" };
 }
 
+/** A model without a window. */
+const FULL = { windows: [0, 0] };
+
 const options = (more: object) => resolveOptions({ model: "m", data: [], ...more });
 
 test("stepLoadOf() gives the mean micro-batch of an epoch, as it will be packed", () => {
   // Two steps of two documents; 10 + 6 fit into one micro-batch of 16, whichever way they are drawn.
   const documents = [10, 10, 6, 6].map(document);
-  const { load, microBatches } = stepLoadOf(options({ batchSize: 4 }), 16, documents);
+  const { load, microBatches } = stepLoadOf(options({ batchSize: 4 }), FULL, 16, documents);
   assert.equal(microBatches, 2);
-  assert.deepEqual(load, { tokens: 16, labelled: 14, pairs: 55 + 21 });
-  const tight = stepLoadOf(options({ batchSize: 4 }), 10, documents);
+  assert.deepEqual(load, { tokens: 16, labelled: 14, pairs: 55 + 21, windowPairs: 55 + 21 });
+  // With a window of 7, the last three of ten tokens see 7 each.
+  const slid = stepLoadOf(options({ batchSize: 4 }), { windows: [0, 7] }, 16, documents).load;
+  assert.deepEqual(slid, { ...load, windowPairs: 28 + 3 * 7 + 21 });
+  const tight = stepLoadOf(options({ batchSize: 4 }), FULL, 10, documents);
   assert.equal(tight.microBatches, 4);
   assert.equal(tight.load.tokens, 8);
 });
 
 test("stepLoadOf() assumes full micro-batches where the documents are not known", () => {
-  assert.deepEqual(stepLoadOf(options({}), 64, null), fullLoad(64));
+  assert.deepEqual(stepLoadOf(options({}), FULL, 64, null), fullLoad(64));
+  assert.equal(stepLoadOf(options({}), { windows: [4] }, 64, null).load.windowPairs, 10 + 60 * 4);
 });
 
 test("resolveOptions() takes save points as a policy or as counts", () => {

@@ -3,7 +3,8 @@ import { test } from "node:test";
 import { generateTokens } from "../../src/api/generate/generate.ts";
 import type { Session } from "../../src/api/train/session.ts";
 import { LoramemError } from "../../src/ffi/error.ts";
-import { openGolden, readGolden } from "./support.ts";
+import { withScratch } from "../io/scratch.ts";
+import { type Golden, openGolden, readGolden, slidingGolden } from "./support.ts";
 
 function argmax(row: Float32Array): number {
   return row.reduce((best, value, index) => (value > (row[best] as number) ? index : best), 0);
@@ -27,25 +28,36 @@ async function generate(
   return await generateTokens(io, prompt, { maxTokens, stopIds });
 }
 
+/** Checks what a session generates against the logits of full forwards. */
+async function checkGeneration(golden: Golden, document: number): Promise<void> {
+  await using session = await openGolden(golden);
+  // Longer than a prefill of 8 rows, so that the prompt goes through in two pieces.
+  const prompt = Array.from(golden.batches.flat()[document]?.ids.subarray(0, 13) ?? []);
+  const answer = await generate(session, prompt, 6);
+  const ids = [...prompt];
+  for (const token of answer) {
+    const labelled = new Uint8Array(ids.length).fill(1).fill(0, 0, 1);
+    const logits = await session.logits([{ ids: Int32Array.from(ids), labelled, where: "test" }]);
+    const vocab = logits.length / ids.length;
+    assert.equal(token, argmax(logits.subarray((ids.length - 1) * vocab)));
+    ids.push(token);
+  }
+  assert.equal(answer.length, 6);
+  const stopped = await generate(session, prompt, 6, new Set([answer[2] as number]));
+  assert.deepEqual(stopped, answer.slice(0, answer.indexOf(answer[2] as number)));
+}
+
 test("generateTokens() with its KV cache says what full forwards say", async () => {
   for (const name of ["llama", "qwen2", "llama3-rope-tied"]) {
-    const golden = await readGolden(name);
-    await using session = await openGolden(golden);
-    // Longer than a prefill of 8 rows, so that the prompt goes through in two pieces.
-    const prompt = Array.from(golden.batches[0]?.[0]?.ids.subarray(0, 13) ?? []);
-    const answer = await generate(session, prompt, 6);
-    const ids = [...prompt];
-    for (const token of answer) {
-      const labelled = new Uint8Array(ids.length).fill(1).fill(0, 0, 1);
-      const logits = await session.logits([{ ids: Int32Array.from(ids), labelled, where: "test" }]);
-      const vocab = logits.length / ids.length;
-      assert.equal(token, argmax(logits.subarray((ids.length - 1) * vocab)));
-      ids.push(token);
-    }
-    assert.equal(answer.length, 6);
-    const stopped = await generate(session, prompt, 6, new Set([answer[2] as number]));
-    assert.deepEqual(stopped, answer.slice(0, answer.indexOf(answer[2] as number)));
+    await checkGeneration(await readGolden(name), 0);
   }
+});
+
+test("generateTokens() keeps to the window of a layer", async () => {
+  await withScratch(async (dir) => {
+    const golden = await slidingGolden(dir, { window: 3, fullLayers: 0 });
+    for (let document = 0; document < 6; document++) await checkGeneration(golden, document);
+  });
 });
 
 test("generateTokens() refuses more than was planned, with the numbers", async () => {

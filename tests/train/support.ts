@@ -1,7 +1,7 @@
 /** Golden cases and small sessions for the tests of training. */
 
 import { existsSync, readdirSync } from "node:fs";
-import { readFile } from "node:fs/promises";
+import { copyFile, mkdir, readFile, writeFile } from "node:fs/promises";
 import { join } from "node:path";
 import process from "node:process";
 import { fileURLToPath } from "node:url";
@@ -105,6 +105,26 @@ export async function readGolden(name: string): Promise<Golden> {
     sequence: seq,
     rows,
   };
+}
+
+/** The golden qwen2 with a window in the layers after the first `fullLayers`, in an empty folder: its results hold no more. */
+export async function slidingGolden(
+  folder: string,
+  { window, fullLayers }: { readonly window: number; readonly fullLayers: number },
+): Promise<Golden> {
+  const golden = await readGolden("qwen2");
+  const [from, to] = [join(golden.folder, "model"), join(folder, "model")];
+  await mkdir(to);
+  await copyFile(join(from, "model.safetensors"), join(to, "model.safetensors"));
+  const config = JSON.parse(await readFile(join(from, "config.json"), "utf8"));
+  const sliding = {
+    use_sliding_window: true,
+    sliding_window: window,
+    max_window_layers: fullLayers,
+    layer_types: null,
+  };
+  await writeFile(join(to, "config.json"), JSON.stringify({ ...config, ...sliding }));
+  return { ...golden, folder };
 }
 
 async function readBytes(file: TensorFile, name: string): Promise<Uint8Array<ArrayBuffer>> {

@@ -10,8 +10,16 @@ export interface Load {
   readonly tokens: number;
   /** Rows with a label. */
   readonly labelled: number;
-  /** Pairs of a query and a key that causal attention looks at: the sum over documents of n (n + 1) / 2. */
+  /** Pairs of a query and a key that causal attention looks at. */
   readonly pairs: number;
+  /** Those of them that lie in the model's sliding window. */
+  readonly windowPairs: number;
+}
+
+/** Pairs of a query and a key in a document of n tokens: n (n + 1) / 2, or fewer with a window; 0 = none. */
+export function documentPairs(length: number, window = 0): number {
+  const most = window === 0 ? length : Math.min(length, window);
+  return most * (length - (most - 1) / 2);
 }
 
 /** The work of one kernel. */

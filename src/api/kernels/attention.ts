@@ -9,6 +9,8 @@ import {
   type KernelOptions,
   launch,
   liveRows,
+  type MaybeTensor,
+  optional,
   type RowOptions,
   typeCode,
 } from "./tensors.ts";
@@ -21,10 +23,26 @@ export interface AttentionHeads {
   readonly kvHeads: number;
   /** Factor of the scores. Default 1 / sqrt(D). */
   readonly scale?: number;
+  /**
+   * Keys that a query sees at most, itself among them: row i of a document sees its rows i - window < j <= i (Mistral: Jiang et
+   * al. 2023, arXiv:2310.06825). What lies before costs nothing. Default 0 = everything before it.
+   */
+  readonly window?: number;
+  /** A scaled score s counts as softcap * tanh(s / softcap) (Gemma 2: arXiv:2408.00118). Default 0 = as it is. */
+  readonly softcap?: number;
 }
 
-/** Options of {@linkcode attentionForward} and {@linkcode attentionBackward}. */
+/** Options of {@linkcode attentionForward}. */
 export interface AttentionOptions extends KernelOptions, AttentionHeads {}
+
+/** Options of {@linkcode attentionBackward}. */
+export interface AttentionBackwardOptions extends AttentionOptions {
+  /**
+   * f32 [n], aligned to 16 bytes, with which a GPU computes the scores once instead of twice where it gains from that
+   * (16 bits, D of 32, 64 or 128): n = T D (Hq + 2 Hk) + (Hq + Hk) (T / 16 + documents) + 4. A CPU leaves it alone.
+   */
+  readonly workspace?: MaybeTensor;
+}
 
 /** Options of {@linkcode attentionCachedForward}. */
 export interface CachedAttentionOptions extends RowOptions, AttentionHeads {}
@@ -52,7 +70,7 @@ export interface CachedAttentionOptions extends RowOptions, AttentionHeads {}
  * ```
  *
  * @param o [T, Hq D] f32, bf16 or f16, written.
- * @param lse [Hq, T] f32, without gaps, written: log-sum-exp of the scaled scores, natural logarithm.
+ * @param lse [Hq, T] f32, without gaps, written: log-sum-exp of the scores, scaled and capped, natural logarithm.
  * @param q [T, Hq D] of the same type, read.
  * @param k [T, Hk D] of the same type and pitch, read.
  * @param v [T, Hk D] of the same type and pitch, read.
@@ -102,6 +120,8 @@ export function attentionForward(
     qkv_pitch: q.pitch,
     o_pitch: o.pitch,
     scale: head.scale,
+    window: head.window,
+    softcap: head.softcap,
   });
 }
 
@@ -134,7 +154,7 @@ export function attentionForward(
  * @param k [T, Hk D] of the same type and pitch, read.
  * @param v [T, Hk D] of the same type and pitch, read.
  * @param cuSeqlens As in the forward pass.
- * @param options The stream, and the heads.
+ * @param options The stream, the heads, and workspace.
  * @throws {LoramemError} `BAD_ARGUMENT`, `DISPOSED`, `DEVICE`.
  */
 export function attentionBackward(
@@ -149,10 +169,10 @@ export function attentionBackward(
   k: TensorView,
   v: TensorView,
   cuSeqlens: TensorView,
-  options: AttentionOptions,
+  options: AttentionBackwardOptions,
 ): void {
   const op = "attentionBackward";
-  const { heads, kvHeads } = options;
+  const { heads, kvHeads, workspace } = options;
   checkTensors(
     op,
     {
@@ -166,6 +186,7 @@ export function attentionBackward(
       dv: activation(dv, "T HkD"),
       lse: dense(expect(lse, "Hq T", "f32")),
       delta: dense(expect(delta, "Hq T", "f32")),
+      workspace: optional(expect(workspace, "n", "f32")),
       cuSeqlens: expect(cuSeqlens, "documents+1", "i32"),
     },
     { Hq: heads },
@@ -196,14 +217,16 @@ export function attentionBackward(
     dqkv_pitch: dq.pitch,
     o_pitch: o.pitch,
     scale: head.scale,
-    workspace: null,
-    workspace_bytes: 0,
+    window: head.window,
+    softcap: head.softcap,
+    workspace,
+    workspace_bytes: 4 * (workspace?.elements ?? 0),
   });
 }
 
 /**
  * Appends the live rows' k and v to the cache at row `past`, then attends causally to everything cached: row t sees cache
- * rows 0 to past + t. Prefill is past = 0, decoding is one row.
+ * rows 0 to past + t, or the last `window` of them. Prefill is past = 0, decoding is one row.
  *
  * @example Usage
  * ```ts
@@ -274,12 +297,16 @@ export function attentionCachedForward(
     qkv_pitch: q.pitch,
     o_pitch: o.pitch,
     scale: head.scale,
+    window: head.window,
+    softcap: head.softcap,
   });
 }
 
 interface Head {
   readonly size: number;
   readonly scale: number;
+  readonly window: number;
+  readonly softcap: number;
 }
 
 function checkHeads(op: string, q: TensorView, k: TensorView, options: AttentionHeads): Head {
@@ -296,9 +323,14 @@ function checkHeads(op: string, q: TensorView, k: TensorView, options: Attention
       heads,
     );
   }
-  const scale = options.scale ?? 1 / Math.sqrt(size);
+  const { scale = 1 / Math.sqrt(size), window = 0, softcap = 0 } = options;
   checkFinite(op, "scale", scale);
-  return { size, scale };
+  checkInteger(op, "window", window, 0, 2 ** 31 - 1);
+  checkFinite(op, "softcap", softcap);
+  if (softcap < 0) {
+    badArgument(op, `softcap is negative: ${softcap}: 0 = no cap`, "softcap", softcap);
+  }
+  return { size, scale, window, softcap };
 }
 
 /** The kernel has one pitch for all of them. */

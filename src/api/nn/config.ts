@@ -9,6 +9,7 @@ import { LoramemError } from "../../ffi/error.ts";
 import { checkRemainingKeys } from "./config_keys.ts";
 import { badConfig, ConfigReader, excerpt, isObject } from "./config_reader.ts";
 import { type RopeConfig, readRope } from "./config_rope.ts";
+import { readWindows } from "./config_window.ts";
 
 export type { DefaultRope, Llama3Rope, RopeConfig } from "./config_rope.ts";
 
@@ -45,6 +46,8 @@ export interface ModelConfig {
   /** gate_proj, up_proj and down_proj have a bias. */
   readonly mlpBias: boolean;
   readonly rope: RopeConfig;
+  /** By layer: rows that a query sees at most, itself among them; 0 = all before it. */
+  readonly windows: readonly number[];
   /** The dtype that the config claims, e.g. `bfloat16`; the files decide. */
   readonly torchDtype: string | null;
 }
@@ -144,12 +147,13 @@ export function parseModelConfig(json: unknown, where: string): ModelConfig {
     throw reader.bad("num_key_value_heads", kvHeads, `a divisor of num_attention_heads (${heads})`);
   }
   const attentionBias = family === "llama" && reader.boolean("attention_bias");
+  const layers = reader.integer("num_hidden_layers", LIMITS.layers);
   const config: ModelConfig = {
     family,
     vocabSize: reader.integer("vocab_size", LIMITS.vocab),
     hiddenSize,
     intermediateSize: reader.integer("intermediate_size", LIMITS.size),
-    layers: reader.integer("num_hidden_layers", LIMITS.layers),
+    layers,
     heads,
     kvHeads,
     headDim: readHeadDim(reader, hiddenSize, heads),
@@ -160,9 +164,10 @@ export function parseModelConfig(json: unknown, where: string): ModelConfig {
     oBias: attentionBias,
     mlpBias: family === "llama" && reader.boolean("mlp_bias"),
     rope: readRope(reader),
+    windows: readWindows(reader, family === "qwen2", layers),
     torchDtype: readDtype(reader),
   };
-  checkRemainingKeys(reader, config.layers);
+  checkRemainingKeys(reader);
   return config;
 }
 

@@ -19,7 +19,6 @@ const INERT = new Set([
   "label2id",
   "max_length",
   "max_sequence_length", // beside max_position_embeddings in the first Llama
-  "max_window_layers", // counts only with use_sliding_window
   "pad_token_id",
   "return_dict",
   "temperature",
@@ -45,7 +44,6 @@ const NEUTRAL: ReadonlyMap<string, unknown> = new Map<string, unknown>([
   ["qk_layer_norms", false],
   ["rope_interleaved", false],
   ["use_mrope", false],
-  ["use_sliding_window", false],
 ]);
 
 const QUANTIZED = "train from the checkpoint with float weights";
@@ -62,12 +60,10 @@ const REFUSED: ReadonlyMap<string, string> = new Map([
  * Checks the keys that a family did not read.
  *
  * @param reader What is left of config.json.
- * @param layers Number of decoder layers.
  * @throws {LoramemError} `UNSUPPORTED` for a known key whose value changes the model; `BAD_CONFIG`
  * for a key that is not known.
  */
-export function checkRemainingKeys(reader: ConfigReader, layers: number): void {
-  checkWindow(reader, layers);
+export function checkRemainingKeys(reader: ConfigReader): void {
   for (const [key, value] of reader.rest()) {
     if (INERT.has(key)) continue;
     const refused = REFUSED.get(key);
@@ -84,24 +80,5 @@ export function checkRemainingKeys(reader: ConfigReader, layers: number): void {
         `only ${excerpt(NEUTRAL.get(key))} can be trained`,
       );
     }
-  }
-}
-
-/** Every layer must attend to everything before it. */
-function checkWindow(reader: ConfigReader, layers: number): void {
-  const fix = "only full attention can be trained";
-  const types = reader.take("layer_types");
-  if (types !== undefined) {
-    const full = Array.isArray(types) && types.every((type) => type === "full_attention");
-    if (!full) throw unsupported(reader.file, "layer_types", types, fix);
-    if (types.length !== layers) {
-      const what = `layer_types has ${types.length} entries for ${layers} layers`;
-      throw badConfig(reader.file, "layer_types", what, "make them agree");
-    }
-  }
-  // Qwen2 checkpoints give a window and switch it off; a window without the switch is in use.
-  const window = reader.take("sliding_window");
-  if (window !== undefined && reader.peek("use_sliding_window") !== false) {
-    throw unsupported(reader.file, "sliding_window", window, fix);
   }
 }

@@ -1,5 +1,6 @@
 /**
- * The Llama decoder (Touvron et al. 2023, arXiv:2302.13971) as ops. Qwen2 is the same graph with biases on q, k and v.
+ * The Llama decoder (Touvron et al. 2023, arXiv:2302.13971) as ops. Qwen2 is the same graph with biases on q, k and v, and
+ * may have a sliding window in some layers.
  *
  *     n = norm(x);  qkv = n Wqkv^T;  rotate q, k;  o = attention(qkv);  mid = x + o Wo^T
  *     n = norm(mid);  gu = n Wgu^T;  h = silu(g) * u;  x' = mid + h Wd^T
@@ -63,7 +64,10 @@ export function emitDecoder(
 ): Value {
   const rows = ids.shape[0] as number;
   const { hiddenSize, rmsNormEps: eps, heads, kvHeads, headDim } = config;
-  const shape: AttentionShape = { heads, kvHeads, headDim, scale: 1 / Math.sqrt(headDim) };
+  const shapeOf = (layer: number): AttentionShape => {
+    const window = config.windows[layer] as number;
+    return { heads, kvHeads, headDim, scale: 1 / Math.sqrt(headDim), window };
+  };
 
   const normed = (name: string, x: Value, weight: Value): Value => {
     const y = builder.value(name, type, [rows, hiddenSize]);
@@ -114,7 +118,7 @@ export function emitDecoder(
     const { cos, sin } = weights;
     const rotated = { heads: heads + kvHeads, headDim, direction: 1 } as const;
     builder.emit(rope, { y: qkv, x: projected, cos, sin, positions, live, ...rotated });
-    const o = emitAttention(qkv, index, shape);
+    const o = emitAttention(qkv, index, shapeOf(index));
     const mid = linear("midResidual", o, layer.o, layer.oBias, lora?.o ?? null, x, "midResidual");
     const n2 = normed("postNorm", mid, layer.postNorm);
     const next = inputOf(index + 1);

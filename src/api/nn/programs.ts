@@ -193,8 +193,8 @@ export function buildPrograms(parts: ModelParts, names: readonly ProgramName[]):
   };
 }
 
-/** Largest head size at which the backward kernel of a GPU gains from adding dq up in order; measured on an H200. */
-const ORDERED_HEAD_DIM = 64;
+/** Head sizes at which a GPU adds dq up in order, see lm_attention_backward. */
+const ORDERED_HEAD_DIMS: readonly number[] = [32, 64, 128];
 
 /** Attention over packed documents. */
 function packedAttention(
@@ -203,11 +203,14 @@ function packedAttention(
   { type, backend }: Pick<ModelParts, "type" | "backend">,
 ): EmitAttention {
   return (qkv, _layer, shape) => {
-    const ordered = backend === "cuda" && type !== "f32" && shape.headDim <= ORDERED_HEAD_DIM;
+    const ordered =
+      backend === "cuda" && type !== "f32" && ORDERED_HEAD_DIMS.includes(shape.headDim);
     const rows = qkv.shape[0] as number;
     const o = builder.value("attention", type, [rows, shape.heads * shape.headDim], "attention");
     const lse = builder.value("logSumExp", "f32", [shape.heads, rows], "logSumExp");
-    builder.emit(attention, { o, lse, qkv, cuSeqlens: batch.cuSeqlens, shape, ordered });
+    const plain = !shape.window && !shape.softcap; // else nothing is added up in order
+    const cuSeqlens = batch.cuSeqlens;
+    builder.emit(attention, { o, lse, qkv, cuSeqlens, shape, ordered: ordered && plain });
     return o;
   };
 }

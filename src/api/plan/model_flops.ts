@@ -10,11 +10,11 @@ import type { DeviceProfile } from "./profiles.ts";
  * token where full training needs 6.
  *
  * @param tokens Rows that the program is planned for.
- * @returns FLOP by load. Costs follow tokens, labels and pairs linearly, so this is three multiplications.
+ * @returns FLOP by load. Costs follow tokens, labels and pairs linearly, so this is four multiplications.
  */
 export function modelFlops(train: Program, tokens: number): (load: Load) => number {
   const ops = train.ops.filter(({ phase }) => phase !== "recompute");
-  const none = { tokens: 0, labelled: 0, pairs: 0 };
+  const none = { tokens: 0, labelled: 0, pairs: 0, windowPairs: 0 };
   const count = (load: Load) =>
     ops
       .flatMap(({ kind, attributes }) => kind.cost(attributes, load))
@@ -22,7 +22,9 @@ export function modelFlops(train: Program, tokens: number): (load: Load) => numb
   const perToken = count({ ...none, tokens }) / tokens;
   const perLabel = count({ ...none, labelled: tokens }) / tokens;
   const perPair = count({ ...none, pairs: 1 });
-  return ({ tokens, labelled, pairs }) => perToken * tokens + perLabel * labelled + perPair * pairs;
+  const perWindowPair = count({ ...none, windowPairs: 1 });
+  return ({ tokens, labelled, pairs, windowPairs }) =>
+    perToken * tokens + perLabel * labelled + perPair * pairs + perWindowPair * windowPairs;
 }
 
 /** FLOP/s of a device that count as all of it, for operands of a type; null where its data sheet is not known. */

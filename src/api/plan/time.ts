@@ -2,7 +2,7 @@
  * The time model: an op takes as long as its arithmetic or its memory traffic, whichever is slower, plus a launch
  * (roofline: Williams, Waterman, Patterson 2009). Good enough to tell which plan is faster, and by how much.
  */
-import type { Load, Work } from "../graph/cost.ts";
+import { documentPairs, type Load, type Work } from "../graph/cost.ts";
 import type { Op, Phase, Program, Transfer } from "../graph/program.ts";
 import { bytesOf, DTYPES } from "../graph/value.ts";
 import type { DeviceProfile } from "./profiles.ts";
@@ -28,10 +28,15 @@ export interface StepForecast {
   readonly step: StepLoad;
 }
 
-/** One document that fills the micro-batch, every token labelled: the slowest load of a plan for T tokens. */
-export function fullLoad(tokens: number): StepLoad {
-  const pairs = (tokens * (tokens + 1)) / 2;
-  return { load: { tokens, labelled: tokens, pairs }, microBatches: 1 };
+/**
+ * One document that fills the micro-batch, every token labelled: the slowest load of a plan for T tokens.
+ *
+ * @param window Of the model's sliding layers; 0 = none.
+ */
+export function fullLoad(tokens: number, window = 0): StepLoad {
+  const pairs = documentPairs(tokens);
+  const windowPairs = documentPairs(tokens, window);
+  return { load: { tokens, labelled: tokens, pairs, windowPairs }, microBatches: 1 };
 }
 
 /** Seconds of one kernel. */

@@ -1,4 +1,5 @@
 /** Measures the rates of a device with the project's own kernels, for predicted times. A few seconds. */
+import { attentionWorkspace } from "../graph/ops/attention.ts";
 import { DTYPES } from "../graph/value.ts";
 import { attentionBackward, attentionForward } from "../kernels/attention.ts";
 import { scale } from "../kernels/elementwise.ts";
@@ -134,6 +135,8 @@ class Bench implements AsyncDisposable {
       const [q, k, v] = packed();
       const [dq, dk, dv] = packed();
       const [o, gradO, lse, delta] = [dense(), dense(), statistics(), statistics()];
+      const words = attentionWorkspace(tokens, DOCUMENTS, { ...HEADS, headDim });
+      const workspace = this.#memory.as("f32", [words], { offset: take(words * 4) });
       const cuSeqlens = this.#memory.as("i32", [DOCUMENTS + 1], { offset: end });
       const document = tokens / DOCUMENTS;
       await this.#write(
@@ -143,7 +146,8 @@ class Bench implements AsyncDisposable {
       seconds += await this.#time((stream) => {
         const options = { stream, ...HEADS };
         attentionForward(o, lse, q, k, v, cuSeqlens, options);
-        attentionBackward(dq, dk, dv, delta, gradO, o, lse, q, k, v, cuSeqlens, options);
+        const backward = { ...options, workspace };
+        attentionBackward(dq, dk, dv, delta, gradO, o, lse, q, k, v, cuSeqlens, backward);
       });
       // Two products over every pair forward, five backward.
       flops += 14 * heads * headDim * ((tokens * (document + 1)) / 2);

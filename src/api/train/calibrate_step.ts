@@ -11,6 +11,7 @@ import type { DeviceProfile } from "../plan/profiles.ts";
 import { forecastStep } from "../plan/time.ts";
 import { initializeAdapters } from "./adapter_state.ts";
 import { randomWeights } from "./random_weights.ts";
+import { loadOf } from "./run_inputs.ts";
 import { planRun, type RunPlan } from "./run_plan.ts";
 import { type OptimizerSettings, Session } from "./session.ts";
 
@@ -49,11 +50,7 @@ export async function stepBandwidth(device: Device, profile: DeviceProfile): Pro
     randomDocument(tokens, sizes.vocab, index),
   );
   const seconds = await measure(device, run, batch);
-  const load = {
-    tokens: documents * tokens,
-    labelled: documents * (tokens - 1),
-    pairs: (documents * tokens * (tokens + 1)) / 2,
-  };
+  const load = loadOf(batch, run.spec.config);
   const programs = [...run.plan.programs.values()].map(({ program }) => program);
   const predicted = (bandwidth: number) => {
     const rates = { ...profile, bandwidth };

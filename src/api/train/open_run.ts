@@ -78,7 +78,7 @@ export async function openRun(raw: unknown, how: OpenOptions): Promise<OpenedRun
   const profile = await readProfile(options.deviceProfile, () =>
     profileOfDevice(device.kind, String(info.name ?? device.kind)),
   );
-  const step = stepLoadOf(options, dims.tokensPerMicroBatch, read.data.documents);
+  const step = stepLoadOf(options, config, dims.tokensPerMicroBatch, read.data.documents);
   const spec = {
     config,
     targets,

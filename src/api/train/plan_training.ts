@@ -130,7 +130,7 @@ export async function planTraining(raw: PlanOptions): Promise<TrainingPlan> {
     config,
     Math.max(read?.data.longest ?? 0, read?.evalData?.longest ?? 0),
   );
-  const step = stepLoadOf(options, dims.tokensPerMicroBatch, read?.data.documents ?? null);
+  const step = stepLoadOf(options, config, dims.tokensPerMicroBatch, read?.data.documents ?? null);
   const backend: Backend = profile.name === "cpu" ? "cpu" : "cuda";
   const spec = {
     config,

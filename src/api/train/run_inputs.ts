@@ -7,7 +7,7 @@ import { type Dataset, loadDataset } from "../data/dataset.ts";
 import { shuffledOrder } from "../data/order.ts";
 import { packDocuments } from "../data/packing.ts";
 import { loadTokenizer, type Tokenizer } from "../data/tokenizer.ts";
-import type { Load } from "../graph/cost.ts";
+import { documentPairs, type Load } from "../graph/cost.ts";
 import type { ProgramName } from "../graph/program.ts";
 import type { ScalerSettings } from "../kernels/scaler.ts";
 import type { ModelConfig } from "../nn/config.ts";
@@ -181,6 +181,8 @@ export async function readProfile(
   return parseProfile(json, name);
 }
 
+type Windows = Pick<ModelConfig, "windows">;
+
 /**
  * How full the micro-batches of the first epoch are on average.
  *
@@ -188,39 +190,51 @@ export async function readProfile(
  */
 export function stepLoadOf(
   { batchSize, seed }: ResolvedOptions,
+  config: Windows,
   tokensPerMicroBatch: number,
   documents: readonly Document[] | null,
 ): StepLoad {
-  if (documents === null || documents.length === 0) return fullLoad(tokensPerMicroBatch);
+  if (documents === null || documents.length === 0) {
+    return fullLoad(tokensPerMicroBatch, slidingWindow(config));
+  }
   const order = shuffledOrder(documents.length, seed, 0);
   const steps = Math.min(SAMPLED_STEPS, Math.ceil(documents.length / batchSize));
-  const sum = { tokens: 0, labelled: 0, pairs: 0 };
+  const sum = { tokens: 0, labelled: 0, pairs: 0, windowPairs: 0 };
   let microBatches = 0;
   for (let step = 0; step < steps; step++) {
     const picked = order.subarray(step * batchSize, (step + 1) * batchSize);
     const batch = Array.from(picked, (index) => documents[index] as Document);
     microBatches += packDocuments(batch, tokensPerMicroBatch, batchSize).length;
-    const { tokens, labelled, pairs } = loadOf(batch);
+    const { tokens, labelled, pairs, windowPairs } = loadOf(batch, config);
     sum.tokens += tokens;
     sum.labelled += labelled;
     sum.pairs += pairs;
+    sum.windowPairs += windowPairs;
   }
   const load = {
     tokens: sum.tokens / microBatches,
     labelled: sum.labelled / microBatches,
     pairs: sum.pairs / microBatches,
+    windowPairs: sum.windowPairs / microBatches,
   };
   return { load, microBatches: microBatches / steps };
 }
 
 /** What documents amount to. */
-export function loadOf(documents: readonly Document[]): Load {
-  let [tokens, labelled, pairs] = [0, 0, 0];
+export function loadOf(documents: readonly Document[], config: Windows): Load {
+  const window = slidingWindow(config);
+  let [tokens, labelled, pairs, windowPairs] = [0, 0, 0, 0];
   for (const document of documents) {
     const { length } = document.ids;
     tokens += length;
     labelled += countLabels(document);
-    pairs += (length * (length + 1)) / 2;
+    pairs += documentPairs(length);
+    windowPairs += documentPairs(length, window);
   }
-  return { tokens, labelled, pairs };
+  return { tokens, labelled, pairs, windowPairs };
+}
+
+/** The window of the layers that have one: one for all of them; 0 = none has. */
+function slidingWindow({ windows }: Windows): number {
+  return Math.max(...windows);
 }

@@ -284,7 +284,7 @@ export class Session {
   #packStep(documents: readonly Document[]): PackedStep {
     if (this.#ahead?.documents === documents) return this.#ahead;
     const batches = this.pack(documents);
-    const load = loadOf(documents);
+    const load = loadOf(documents, this.run.spec.config);
     if (load.labelled > 0) return { documents, batches, load };
     throw new LoramemError(
       "BAD_DATA",

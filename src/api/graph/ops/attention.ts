@@ -1,14 +1,18 @@
 /** Causal grouped-query attention over packed documents, tiled, without a T x T matrix (Dao 2023). */
-import { liveBytes, memoryWork } from "../cost.ts";
+import { type Load, liveBytes, memoryWork } from "../cost.ts";
 import type { OpKind } from "../program.ts";
 import { bytesOf, DTYPES, makeValue, rowsOf, type Value, viewOf } from "../value.ts";
 
-/** Head counts and scale of an attention layer. */
+/** Head counts, scale and mask of an attention layer. */
 export interface AttentionShape {
   readonly heads: number;
   readonly kvHeads: number;
   readonly headDim: number;
   readonly scale: number;
+  /** Rows that a query sees at most, itself among them. Default 0 = all before it. */
+  readonly window?: number;
+  /** A score s counts as softcap * tanh(s / softcap). Default 0 = as it is. */
+  readonly softcap?: number;
 }
 
 export interface AttentionAttributes {
@@ -21,7 +25,7 @@ export interface AttentionAttributes {
   /** [documents + 1] i32 */
   readonly cuSeqlens: Value;
   readonly shape: AttentionShape;
-  /** Backward adds the parts of dq up in order, in scratch of several times dq: five products instead of seven. */
+  /** Backward adds the parts of dq up in order, in scratch of twice dq or more: five products instead of seven. */
   readonly ordered: boolean;
 }
 
@@ -38,8 +42,14 @@ export function splitHeads(qkv: Value, { heads, kvHeads, headDim }: AttentionSha
 }
 
 /** The struct fields that all attention kernels share. */
-export function headFields({ heads, kvHeads, headDim, scale }: AttentionShape) {
-  return { heads, kv_heads: kvHeads, head_dim: headDim, scale };
+export function headFields(shape: AttentionShape) {
+  const { heads, kvHeads, headDim, scale, window = 0, softcap = 0 } = shape;
+  return { heads, kv_heads: kvHeads, head_dim: headDim, scale, window, softcap };
+}
+
+/** Pairs of a query and a key that the layer looks at. */
+function pairsOf({ window = 0 }: AttentionShape, load: Load): number {
+  return window === 0 ? load.pairs : load.windowPairs;
 }
 
 export const attention: OpKind<AttentionAttributes> = {
@@ -48,7 +58,7 @@ export const attention: OpKind<AttentionAttributes> = {
   // Two products over every pair: scores, and their weighted sum.
   cost: ({ o, qkv, shape }, load) => [
     {
-      flops: 4 * shape.heads * shape.headDim * load.pairs,
+      flops: 4 * shape.heads * shape.headDim * pairsOf(shape, load),
       bytes: liveBytes(load, o, qkv),
       unit: "attention",
       type: o.dtype,
@@ -80,7 +90,12 @@ export const attention: OpKind<AttentionAttributes> = {
       qkv: walk.need(qkv),
       delta: makeValue("delta", "f32", lse.shape, { layer: o.layer }),
       workspace: ordered
-        ? makeValue("dqSums", "f32", [workspaceElements(o, cuSeqlens, shape)], { layer: o.layer })
+        ? makeValue(
+            "dqSums",
+            "f32",
+            [attentionWorkspace(rowsOf(o), (cuSeqlens.shape[0] as number) - 1, shape)],
+            { layer: o.layer },
+          )
         : null,
       cuSeqlens,
       shape,
@@ -103,13 +118,22 @@ interface AttentionBackwardAttributes {
   readonly shape: AttentionShape;
 }
 
-/** The size that lm_attention_backward asks for: sums of dq, dk and dv, and a turn for every block of 16 rows. */
-function workspaceElements(o: Value, cuSeqlens: Value, shape: AttentionShape): number {
-  const { heads, kvHeads, headDim } = shape;
-  const rows = rowsOf(o);
-  const documents = (cuSeqlens.shape[0] as number) - 1;
+/** Fewer blocks of so many keys leave a part of a GPU idle, unless several share the query heads of a key-value head. */
+const KEYS = 128;
+const BLOCKS = 256;
+
+/**
+ * 32-bit words that lm_attention_backward asks for: sums of dq, a turn for every block of 16 rows, and sums of dk and dv where
+ * it gains from them.
+ */
+export function attentionWorkspace(
+  rows: number,
+  documents: number,
+  { heads, kvHeads, headDim }: Omit<AttentionShape, "scale">,
+): number {
   const turns = (heads + kvHeads) * (Math.ceil(rows / 16) + documents);
-  return rows * headDim * (heads + 2 * kvHeads) + turns + 4;
+  const few = rows * kvHeads < BLOCKS * KEYS;
+  return rows * headDim * (few ? heads + 2 * kvHeads : heads) + turns + 4;
 }
 
 const attentionBackward: OpKind<AttentionBackwardAttributes> = {
@@ -123,7 +147,7 @@ const attentionBackward: OpKind<AttentionBackwardAttributes> = {
   cost: ({ dqkv, do: grad, o, qkv, shape }, load) => [
     memoryWork(o.dtype, liveBytes(load, o, grad)),
     {
-      flops: 10 * shape.heads * shape.headDim * load.pairs,
+      flops: 10 * shape.heads * shape.headDim * pairsOf(shape, load),
       bytes: liveBytes(load, dqkv, grad, o, qkv),
       unit: "attention",
       type: o.dtype,

@@ -1,7 +1,7 @@
 /** Attention for generation: append k and v to the KV cache, attend to everything cached. Forward only. */
-import { liveBytes, liveRows } from "../cost.ts";
+import { liveBytes, liveRows, rowBytes } from "../cost.ts";
 import type { OpKind } from "../program.ts";
-import { bytesOf, DTYPES, rowsOf, type Value } from "../value.ts";
+import { DTYPES, rowsOf, type Value } from "../value.ts";
 import { type AttentionShape, headFields, splitHeads } from "./attention.ts";
 
 export interface CachedAttentionAttributes {
@@ -25,15 +25,20 @@ export const cachedAttention: OpKind<CachedAttentionAttributes> = {
     writes: [o],
     updates: [kCache, vCache],
   }),
-  // With the cache full, as at the end of a context.
-  cost: ({ o, qkv, kCache, vCache, shape }, load) => [
-    {
-      flops: 4 * shape.heads * shape.headDim * liveRows(o, load) * rowsOf(kCache),
-      bytes: liveBytes(load, o, qkv) + bytesOf(kCache) + bytesOf(vCache),
-      unit: "attention",
-      type: o.dtype,
-    },
-  ],
+  // With the cache full, as at the end of a context; a window lets all but its last rows lie.
+  cost: ({ o, qkv, kCache, vCache, shape }, load) => {
+    const rows = liveRows(o, load);
+    const window = shape.window || rowsOf(kCache);
+    const read = Math.min(rowsOf(kCache), window + rows - 1);
+    return [
+      {
+        flops: 4 * shape.heads * shape.headDim * rows * Math.min(rowsOf(kCache), window),
+        bytes: liveBytes(load, o, qkv) + rowBytes(kCache, read) + rowBytes(vCache, read),
+        unit: "attention",
+        type: o.dtype,
+      },
+    ];
+  },
   bind: ({ o, qkv, kCache, vCache, past, live, shape }) => ({
     kernel: "lm_attention_cached_forward",
     fields: {
