@@ -42,11 +42,13 @@ struct lm_backend_stream {
   lm_backend_stream *previous, *next; /* under runtime.mutex */
   std::atomic<int32_t> refs;          /* core's handle, graphs recorded with the workspace, whoever waits */
   std::atomic<bool> recording;
-  std::atomic<bool> dirty; /* something was enqueued since the last mark */
+  std::atomic<uint64_t> enqueued; /* pieces of work so far */
+  std::atomic<uint64_t> marked;   /* so many of them lie before the last mark; stored after `issued` */
 
   pthread_mutex_t mutex;
   std::atomic<uint64_t> passed; /* marks up to here have passed */
-  uint64_t oldest, issued;      /* marks that hold a slot: oldest .. issued, in slots[mark % capacity] */
+  uint64_t oldest;              /* marks that hold a slot: oldest .. issued, in slots[mark % capacity] */
+  std::atomic<uint64_t> issued; /* changes under the mutex */
   lm_cuda_slot *slots;
   uint32_t capacity; /* a power of two */
 
@@ -122,7 +124,7 @@ void lm_cuda_state_unref(lm_cuda_state *state);
 int32_t lm_cuda_carry(lm_backend_stream *stream, lm_cuda_state *state);
 /* lm_cuda_enqueued: to be called after work was put into the stream. */
 static inline void lm_cuda_enqueued(lm_backend_stream *stream) {
-  if (!stream->recording.load(std::memory_order_relaxed)) stream->dirty.store(true, std::memory_order_release);
+  if (!stream->recording.load(std::memory_order_relaxed)) stream->enqueued.fetch_add(1, std::memory_order_release);
 }
 /* lm_cuda_event_await: blocks until the event is reached; briefly turns before it sleeps. */
 cudaError_t lm_cuda_event_await(lm_cuda *cuda, cudaEvent_t event);

@@ -240,9 +240,16 @@ static bool make_room(lm_backend_stream *stream) {
   return true;
 }
 
+/* Nothing is before a new mark that is not before the last one; without a lock, because every alloc and free of a pool asks. */
+static bool is_marked(const lm_backend_stream *stream) {
+  return stream->marked.load(std::memory_order_acquire) >= stream->enqueued.load(std::memory_order_acquire) ||
+         stream->recording.load();
+}
+
 uint64_t lm_cuda_stream_mark(lm_backend *base, lm_backend_stream *stream) {
+  if (is_marked(stream)) return stream->issued.load(std::memory_order_acquire);
   pthread_mutex_lock(&stream->mutex);
-  if (!stream->dirty.load(std::memory_order_acquire) || stream->recording.load()) {
+  if (is_marked(stream)) { /* by another thread meanwhile */
     const uint64_t same = stream->issued;
     pthread_mutex_unlock(&stream->mutex);
     return same;
@@ -254,8 +261,8 @@ uint64_t lm_cuda_stream_mark(lm_backend *base, lm_backend_stream *stream) {
     (void)lm_cuda_stream_wait(base, stream, oldest);
     pthread_mutex_lock(&stream->mutex);
   }
-  stream->dirty.store(false);
-  const uint64_t mark = ++stream->issued;
+  const uint64_t enqueued = stream->enqueued.load(std::memory_order_acquire);
+  const uint64_t mark = stream->issued + 1;
   lm_cuda_slot *slot = slot_of(stream, mark);
   cudaError_t error = cudaSuccess;
   if (!slot->event) error = cudaEventCreateWithFlags(&slot->event, cudaEventDisableTiming | cudaEventBlockingSync);
@@ -266,6 +273,8 @@ uint64_t lm_cuda_stream_mark(lm_backend *base, lm_backend_stream *stream) {
     slot->event = NULL;
   }
   if (error) (void)lm_cuda_fail(stream->cuda, error, "mark");
+  stream->issued.store(mark, std::memory_order_release);
+  stream->marked.store(enqueued, std::memory_order_release);
   pthread_mutex_unlock(&stream->mutex);
   return mark;
 }
