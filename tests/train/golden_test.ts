@@ -67,7 +67,9 @@ for (const [name, device] of SUPPORTED.flatMap((name) =>
     await using session = await openGolden(golden, { device });
     const documents = golden.batches[0] ?? [];
     const base = await session.logits(documents, true);
-    assert.ok(relativeError(base, golden.tensors.get("base_logits") ?? []) < LOGITS);
+    const expected = golden.tensors.get("base_logits");
+    if (expected !== undefined) assert.ok(relativeError(base, expected) < LOGITS);
+    else assert.ok(name.startsWith("llama+"), "kept once for all cases that differ in the adapter");
     const adapted = await session.logits(documents);
     assert.ok(relativeError(adapted, golden.tensors.get("logits") ?? []) < LOGITS);
   });
