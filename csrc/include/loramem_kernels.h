@@ -188,8 +188,8 @@ typedef struct lm_rms_norm_forward_args {
 LM_API int32_t lm_rms_norm_forward(lm_ctx *ctx, const lm_rms_norm_forward_args *args, lm_stream *stream);
 
 /* lm_rms_norm_backward: dx = d(norm)/dx applied to dy, plus add. The weight is frozen; the row's scale is computed again.
- *   dx [T, C] written, may be dy or add;  dy, x [T, C] read;  weight [C] of weight_type read;  add [T, C] read or NULL;
- *   y [T, C] written with what the forward pass wrote, bit for bit, or NULL; may be dy or add where dx is not */
+ *   dx [T, C] written, may be dy or add;  dy, x [T, C] read;  weight [C] of weight_type read;  add [T, C] read or NULL;  y [T, C]
+ *   written, or NULL: the bits of the forward pass if rows begin on 16 bytes in both or in neither; may be dy or add, not dx */
 typedef struct lm_rms_norm_backward_args {
   uint32_t size;
   int32_t type;

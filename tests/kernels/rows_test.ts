@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import * as kernels from "../../src/api/kernels/mod.ts";
-import { matrix } from "../reference/matrix.ts";
+import { type Matrix, matrix } from "../reference/matrix.ts";
 import * as reference from "../reference/rows.ts";
 import {
   assertClose,
@@ -126,18 +126,21 @@ for (const kind of KINDS) {
         );
         const loss = () => dot(reference.rmsNorm(x, weight, EPS), dy) + dot(x, add);
         assertGradient(await rig.read(dx), x, loss, 4 * TOLERANCE[dtype], `${dtype} [4, ${width}]`);
-        // y again, over dy: the bits of the forward pass.
-        const y = rig.tensor(dtype, [4, width]);
-        const again = rig.matrix(dtype, dy, { gap: 2 });
-        const other = rig.tensor(dtype, [4, width]);
-        const input = rig.matrix(dtype, x).view;
-        kernels.rmsNormForward(y.view, input, w, EPS, { stream: rig.stream });
-        kernels.rmsNormBackward(other.view, again.view, input, w, EPS, {
-          ...options,
-          y: again.view,
-        });
-        assert.deepEqual((await rig.read(again)).data, (await rig.read(y)).data);
-        assert.deepEqual((await rig.read(other)).data, (await rig.read(dx)).data);
+        // y again, over dy: the bits of the forward pass, and dx as without it.
+        for (const gap of [0, 3]) {
+          const like = (values: Matrix) => rig.matrix(dtype, values, { gap });
+          const [y, again, other, alone] = [like(dy), like(dy), like(dy), like(dy)];
+          const input = like(x).view;
+          const added = { stream: rig.stream, add: like(add).view };
+          kernels.rmsNormForward(y.view, input, w, EPS, { stream: rig.stream });
+          kernels.rmsNormBackward(alone.view, alone.view, input, w, EPS, added);
+          kernels.rmsNormBackward(other.view, again.view, input, w, EPS, {
+            ...added,
+            y: again.view,
+          });
+          assert.deepEqual((await rig.read(again)).data, (await rig.read(y)).data);
+          assert.deepEqual((await rig.read(other)).data, (await rig.read(alone)).data);
+        }
       }
     }
   });
