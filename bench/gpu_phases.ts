@@ -49,11 +49,12 @@ function phasesOf(step: readonly Activity[]): string[] {
   const firstHead = step.findIndex(({ name }) => name.includes("gather_labelled"));
   let head = false;
   return step.map(({ kind, name, start, end }, index) => {
-    if (name.includes("gather_labelled")) head = true;
-    if (name.includes("scatter_labelled")) head = false;
     if (kind !== "kernel") return "copies and fills";
     const own = name.includes("hopper_product");
     const known = NAMES.find(([, pattern]) => pattern.test(name));
+    // The head's products stand between the gathering of rows and the norm's backward pass.
+    if (name.includes("gather_labelled")) head = true;
+    else if (known?.[0] === "elementwise") head = false;
     if (!own && known !== undefined) return known[0];
     if (head) return "head";
     // A LoRA term that makes a way of its own stands right before the library's product, and is short beside it.

@@ -50,20 +50,20 @@ const DISK = 2e9;
 /** The profiles that come with loramem. */
 export const PROFILES: readonly DeviceProfile[] = [
   {
-    // Products, bandwidth and launch fitted to the measured steps of three models under every policy, budgets among them (a
-    // later run: bench/results/budget_runs.json): products alone reach 730-790 TFLOP/s on random data; copies reach 4.15 TB/s, the
-    // norms, activations, adapters and losses of a step together less than half of that. Attention at head sizes 64 to 128.
+    // Products, attention, bandwidth and launch fitted to the measured steps of three models under keep and checkpoint
+    // (bench/results/gpu_step.json), all within 4 %: products alone reach 740-815 TFLOP/s on random data; copies reach 4.15 TB/s,
+    // the norms, activations, adapters and losses of a step together three fifths of that. Attention at head sizes 64 to 128.
     // Context 527 MiB, cuBLASLt 4 MiB, graphs 4 MiB. The link is what PCIe 5 with 16 lanes leaves to large copies, the
     // disk what cold reads of its host reached.
     name: "h200",
     title: "NVIDIA H200 (measured)",
     peak: { single: 67e12, half: 989e12 },
-    matrix: { single: 40e12, half: 740e12 },
-    attention: { single: 15e12, half: 250e12 },
-    bandwidth: 1.85e12,
+    matrix: { single: 40e12, half: 750e12 },
+    attention: { single: 15e12, half: 360e12 },
+    bandwidth: 2.5e12,
     link: 55e9,
     disk: 2.1e9,
-    launch: 4e-6,
+    launch: 3e-6,
     memory: 139 * GIB,
     driver: 535 * MIB,
   },
