@@ -30,7 +30,7 @@ const { values } = parseArgs({
     reference: { type: "string", default: "fp32" },
     settings: { type: "string", default: "default,bf16a" },
     fp16: { type: "string", default: "none" },
-    "initial-scale": { type: "string", default: String(2 ** 24) },
+    "initial-scale": { type: "string", default: String(2 ** 30) },
     device: { type: "string", default: "cuda:0" },
     steps: { type: "string", default: "50" },
     seed: { type: "string", default: "0" },
