@@ -142,6 +142,25 @@ test("FitSearch keeps to save points and a loss chunk that were asked for", () =
   );
 });
 
+// Mutant: the chunks of the CPU for both.
+test("FitSearch takes one loss chunk on a GPU, where its rows decide on the order of sums, and several on the CPU", () => {
+  const chunks = (backend: "cpu" | "cuda") => [
+    ...new Set(
+      searchOf({ ...specOf("Llama-3.2-1B"), backend }).candidates.map((c) => c.lossChunkTokens),
+    ),
+  ];
+  assert.deepEqual(chunks("cuda"), [512]);
+  assert.deepEqual(
+    chunks("cpu").toSorted((a, b) => a - b),
+    [128, 256, 512, 1024],
+  );
+  const search = searchOf(specOf("Qwen2.5-0.5B"));
+  assert.throws(
+    () => search.fit(search.smallest.deviceBytes - 1),
+    refuses(/set lossChunkTokens to 128/),
+  );
+});
+
 test("FitSearch never changes what a step computes on", () => {
   const spec = specOf("Llama-3.2-1B");
   const search = searchOf(spec);

@@ -8,7 +8,7 @@ import { LoramemError } from "../../ffi/error.ts";
 import type { Program, ProgramName } from "../graph/program.ts";
 import { aligned, bytesOf, type MemoryClass, makeValue, type Value } from "../graph/value.ts";
 import type { OffloadedInput } from "../graph/weave.ts";
-import { buildPrograms, type ModelParts } from "../nn/programs.ts";
+import { type Backend, buildPrograms, type ModelParts } from "../nn/programs.ts";
 import {
   estimateBytes,
   estimateSeconds,
@@ -66,8 +66,17 @@ export interface Candidate {
   readonly seconds: number;
 }
 
-/** Loss chunks to choose from. Larger ones gain nothing, smaller ones read the output head too often. */
-const LOSS_CHUNKS = [1024, 512, 256, 128];
+/**
+ * Loss chunks to choose from. Larger ones gain nothing, smaller ones read the output head too often. On a GPU the number of
+ * rows decides in which order a product is summed: with one choice no budget changes a bit.
+ */
+const LOSS_CHUNKS: Readonly<Record<Backend, readonly [number, ...number[]]>> = {
+  cpu: [1024, 512, 256, 128],
+  cuda: [512],
+};
+
+/** A chunk that can be asked for where the budget is short. */
+const SMALL_CHUNK = 128;
 
 /** "tokensPerMicroBatch" in advice is a multiple of this. */
 const TOKEN_STEP = 64;
@@ -220,9 +229,10 @@ export class FitSearch {
   }
 
   #lossChunks(): number[] {
-    const { tokensPerMicroBatch } = this.spec.dims;
+    const { backend, dims } = this.spec;
+    const { tokensPerMicroBatch } = dims;
     const asked = this.options.lossChunkTokens;
-    const chunks = asked === null ? LOSS_CHUNKS : [asked];
+    const chunks = asked === null ? LOSS_CHUNKS[backend] : [asked];
     return [...new Set(chunks.map((chunk) => Math.min(chunk, tokensPerMicroBatch)))];
   }
 
@@ -265,6 +275,8 @@ export class FitSearch {
     if (tokens !== null) ways.push(`set tokensPerMicroBatch to ${tokens} or less`);
     if (this.options.savePoints !== null) ways.push('set savePoints to "auto"');
     if (this.options.lossChunkTokens !== null) ways.push('set lossChunkTokens to "auto"');
+    const small = leanest(this.spec, { ...this.options, lossChunkTokens: SMALL_CHUNK });
+    if (small.deviceBytes <= budget) ways.push(`set lossChunkTokens to ${SMALL_CHUNK}`);
     if (this.spec.precision === "fp32") ways.push('set precision to "bf16"');
     if (ways.length === 1) ways.push("lower the LoRA rank, promptTokens or answerTokens");
     return ways.join(", or ");
@@ -299,7 +311,7 @@ function mixesOf({ config: { layers } }: RunSpec, { savePoints }: FitOptions): S
 /** The leanest combination within the host budget, or else beyond it, found without trying all of them. */
 function leanest(spec: RunSpec, options: FitOptions): Candidate {
   // The smallest chunk and the leanest policies are the leanest.
-  const lossChunkTokens = options.lossChunkTokens ?? (LOSS_CHUNKS.at(-1) as number);
+  const lossChunkTokens = options.lossChunkTokens ?? (LOSS_CHUNKS[spec.backend].at(-1) as number);
   // Host memory may be too little for the inputs of all layers; the last layer computes less again where it keeps more.
   const lean = mixesOf(spec, options).filter((points) => {
     const { keep, dropMlp } = countPolicies(points);

@@ -132,7 +132,9 @@ export const trainSchema = z.strictObject({
   lossChunkTokens: z
     .union([z.literal("auto"), count()])
     .default("auto")
-    .describe('labelled tokens whose logits exist at a time; "auto" = what suits the budget'),
+    .describe(
+      'labelled tokens whose logits exist at a time; "auto" = 512 on a GPU, on the CPU what suits the budget',
+    ),
   epochs: count().default(1).describe("passes over the training data"),
   maxSteps: count().optional().describe("stop after this many optimizer steps"),
   dropLast: z
