@@ -94,10 +94,9 @@ static int32_t common_type(const lm_gemm *g, lm_matrix (lm_gemm_part::*side)[2])
   return type;
 }
 
-/* The rate of the own tensor-core product relative to cuBLASLt's, for large shapes; on an H200 0.85 to 1.06 (bench/cuda_gemm.cu),
- * and steps of 1B and 8B took 3 % less time with the own ones. */
+/* The rate of the own tensor-core product relative to cuBLASLt's, for large shapes. */
 static float own_speed(const lm_cuda *cuda, const lm_gemm *g) {
-  return cuda->capability != 90 ? 0.8f : lm_cuda_gemm_hopper_can(cuda, g) ? 1.0f : 0.55f;
+  return cuda->capability != 90 ? 0.8f : lm_cuda_gemm_hopper_can(cuda, g) ? 0.85f : 0.55f;
 }
 
 bool lm_cuda_gemm_library_worth(const lm_cuda *cuda, const lm_gemm *base) {
