@@ -16,7 +16,7 @@ import { checkpointPath, readCheckpoint, readCheckpointHeader } from "../src/api
 import { Device } from "../src/api/memory/mod.ts";
 import { castMasters, clearState, initializeAdapters } from "../src/api/train/adapter_state.ts";
 import { Checkpoints } from "../src/api/train/checkpoints.ts";
-import { randomWeights } from "../src/api/train/random_weights.ts";
+import { randomWeights } from "../src/api/train/random_data.ts";
 import { planRun } from "../src/api/train/run_plan.ts";
 import { Session } from "../src/api/train/session.ts";
 import { deviceParts } from "../src/api/train/snapshot.ts";

@@ -10,17 +10,9 @@
 
 #include "../csrc/cuda/cublaslt.h"
 #include "../csrc/cuda/kernels.h"
+#include "cuda_check.h"
 
 lm_cuda_kernel *lm_cuda_kernels;
-
-#define CUDA(call)                                                                  \
-  do {                                                                              \
-    const cudaError_t e = (call);                                                   \
-    if (e) {                                                                        \
-      printf("%s:%d: %s: %s\n", __FILE__, __LINE__, #call, cudaGetErrorString(e));  \
-      exit(1);                                                                      \
-    }                                                                               \
-  } while (0)
 
 static void *workspace;
 void *lm_cuda_workspace(lm_cuda *, cudaStream_t) { return workspace; }

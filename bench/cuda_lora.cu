@@ -11,17 +11,9 @@
 
 #include "../csrc/cuda/gemm.cuh"
 #include "../csrc/cuda/kernels.h"
+#include "cuda_check.h"
 
 __attribute__((weak)) lm_cuda_kernel *lm_cuda_kernels;
-
-#define CUDA(call)                                                                  \
-  do {                                                                              \
-    const cudaError_t e = (call);                                                   \
-    if (e) {                                                                        \
-      printf("%s:%d: %s: %s\n", __FILE__, __LINE__, #call, cudaGetErrorString(e));  \
-      exit(1);                                                                      \
-    }                                                                               \
-  } while (0)
 
 typedef lm_bf16 T;
 enum { LAUNCHES = 16, REPEATS = 7, TILES_ONLY = 80 /* a compute capability without clusters and wgmma */ };

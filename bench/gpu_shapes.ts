@@ -5,9 +5,10 @@ import { Device } from "../src/api/memory/mod.ts";
 import type { DeviceProfile } from "../src/api/plan/profiles.ts";
 import { type Candidate, FitSearch } from "../src/api/train/fit_run.ts";
 import { profileOfDevice } from "../src/api/train/own_profile.ts";
+import { randomDocuments } from "../src/api/train/random_data.ts";
 import { specOf } from "../tests/plan/models.ts";
 import { SHAPES, type Shape, type ShapeSetup, shapeSpec } from "../tests/shapes/session.ts";
-import { randomDocuments, randomLoad } from "./random_session.ts";
+import { randomLoad } from "./random_session.ts";
 
 export type DeviceName = ShapeSetup["device"];
 

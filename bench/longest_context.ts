@@ -16,10 +16,11 @@ import { formatSeconds } from "../src/api/plan/report.ts";
 import { describePoints } from "../src/api/plan/save_points.ts";
 import { fullLoad } from "../src/api/plan/time.ts";
 import { FitSearch, largestTokens } from "../src/api/train/fit_run.ts";
+import { randomDocuments } from "../src/api/train/random_data.ts";
 import type { RunPlan } from "../src/api/train/run_plan.ts";
 import { type Shape, shapeSpec } from "../tests/shapes/session.ts";
 import { benchDevice } from "./gpu_shapes.ts";
-import { gib, type Measured, measureRun, printTable, randomDocuments } from "./random_session.ts";
+import { gib, type Measured, measureRun, printTable } from "./random_session.ts";
 import { writeResult } from "./results.ts";
 
 const { values: flags } = parseArgs({

@@ -1,29 +1,15 @@
 /** Sessions over random weights at real model shapes, for measuring without a checkpoint. */
 import type { Document } from "../src/api/data/conversation.ts";
-import { shuffledOrder } from "../src/api/data/order.ts";
 import { documentPairs, type Load } from "../src/api/graph/cost.ts";
 import { Device, type DeviceBuffer } from "../src/api/memory/mod.ts";
 import type { Algorithms } from "../src/api/run/choices.ts";
 import { initializeAdapters } from "../src/api/train/adapter_state.ts";
-import { randomWeights } from "../src/api/train/random_weights.ts";
+import { randomWeights } from "../src/api/train/random_data.ts";
 import type { RunPlan } from "../src/api/train/run_plan.ts";
 import { Session } from "../src/api/train/session.ts";
 import { SETTINGS } from "../tests/shapes/session.ts";
 
-/** `count` documents of `tokens` random tokens, all but the first labelled. */
-export function randomDocuments(vocabSize: number, count: number, tokens: number): Document[] {
-  return Array.from({ length: count }, (_, index): Document => {
-    const ids = new Int32Array(tokens);
-    // A permutation of the vocabulary, again and again where the document is longer.
-    const order = shuffledOrder(vocabSize, 1, index);
-    for (let at = 0; at < tokens; at += vocabSize) {
-      ids.set(order.subarray(0, Math.min(vocabSize, tokens - at)), at);
-    }
-    return { ids, labelled: new Uint8Array(tokens).fill(1).fill(0, 0, 1), where: "random" };
-  });
-}
-
-/** What a micro-batch of such documents holds, of models without a window. */
+/** What a micro-batch of `count` random documents of `tokens` tokens holds, of models without a window. */
 export function randomLoad(count: number, tokens: number): Load {
   return {
     tokens: count * tokens,

@@ -241,39 +241,31 @@ static cudaError_t launch(const lm_cuda *cuda, const Job &job, int64_t tiles, in
   return cudaLaunchKernelEx(&config, kernel, job);
 }
 
-template <typename T, int RANKS>
+/* Calls launch with the ranks that a block takes, in 16s up to 64, so that as many blocks as needed leave no one nearly idle. */
+template <typename Launch>
+static cudaError_t by_ranks(int32_t ranks, Launch launch) {
+  switch (lm_ceil_div(lm_ceil_div(ranks, lm_ceil_div(ranks, 64)), 16)) {
+    case 1: return launch(std::integral_constant<int, 16>());
+    case 2: return launch(std::integral_constant<int, 32>());
+    case 3: return launch(std::integral_constant<int, 48>());
+    default: return launch(std::integral_constant<int, 64>());
+  }
+}
+
+template <typename T>
 static cudaError_t launch_down(const lm_cuda *cuda, const down_job &job, cudaStream_t stream) {
-  using C = down_tile<RANKS>;
-  return launch<down_tiles<T, C>, C>(cuda, job, lm_ceil_div(job.rows, DOWN_ROWS), job.in, LEAST_STEPS, stream);
+  return by_ranks(job.ranks, [&](auto ranks) {
+    using C = down_tile<ranks.value>;
+    return launch<down_tiles<T, C>, C>(cuda, job, lm_ceil_div(job.rows, DOWN_ROWS), job.in, LEAST_STEPS, stream);
+  });
 }
 
-template <typename T, int RANKS>
+template <typename T>
 static cudaError_t launch_da(const lm_cuda *cuda, const da_job &job, cudaStream_t stream) {
-  using C = da_tile<RANKS>;
-  return launch<da_tiles<T, C>, C>(cuda, job, lm_ceil_div(job.in, DA_COLUMNS), job.rows, LEAST_ROWS, stream);
-}
-
-/* The ranks that a block takes, in 16s up to 64, so that as many blocks as needed leave no one nearly idle. */
-static int32_t chunk_of(int32_t ranks) { return (int32_t)lm_ceil_div(lm_ceil_div(ranks, lm_ceil_div(ranks, 64)), 16); }
-
-template <typename T>
-static cudaError_t down_by_ranks(const lm_cuda *cuda, const down_job &job, cudaStream_t stream) {
-  switch (chunk_of(job.ranks)) {
-    case 1: return launch_down<T, 16>(cuda, job, stream);
-    case 2: return launch_down<T, 32>(cuda, job, stream);
-    case 3: return launch_down<T, 48>(cuda, job, stream);
-    default: return launch_down<T, 64>(cuda, job, stream);
-  }
-}
-
-template <typename T>
-static cudaError_t da_by_ranks(const lm_cuda *cuda, const da_job &job, cudaStream_t stream) {
-  switch (chunk_of(job.ranks)) {
-    case 1: return launch_da<T, 16>(cuda, job, stream);
-    case 2: return launch_da<T, 32>(cuda, job, stream);
-    case 3: return launch_da<T, 48>(cuda, job, stream);
-    default: return launch_da<T, 64>(cuda, job, stream);
-  }
+  return by_ranks(job.ranks, [&](auto ranks) {
+    using C = da_tile<ranks.value>;
+    return launch<da_tiles<T, C>, C>(cuda, job, lm_ceil_div(job.in, DA_COLUMNS), job.rows, LEAST_ROWS, stream);
+  });
 }
 
 /* Whether the device has clusters and this build its code. */
@@ -294,7 +286,7 @@ cudaError_t lm_cuda_lora_down_tiles(lm_cuda *cuda, const lm_lora_down_args *args
     return cudaErrorNotSupported;
   const down_job job = {args->x, args->a, args->s, args->live, args->rows, args->in, ranks, args->x_pitch, args->s_pitch,
                         {args->rank0, args->rank0 + args->rank1}, {args->scale0, args->scale1, args->scale2}};
-  return args->type == LM_BF16 ? down_by_ranks<lm_bf16>(cuda, job, stream) : down_by_ranks<lm_f16>(cuda, job, stream);
+  return args->type == LM_BF16 ? launch_down<lm_bf16>(cuda, job, stream) : launch_down<lm_f16>(cuda, job, stream);
 }
 
 cudaError_t lm_cuda_lora_down_gradient(lm_cuda *cuda, const lm_lora_down_backward_args *args, const lm_matrix &ds,
@@ -304,5 +296,5 @@ cudaError_t lm_cuda_lora_down_gradient(lm_cuda *cuda, const lm_lora_down_backwar
       (uintptr_t)args->da % 16 != 0 || args->in % 4 != 0 || !has_clusters(cuda))
     return cudaErrorNotSupported;
   const da_job job = {ds.data, args->x, args->da, args->live, args->rows, args->in, ranks, ds.pitch, args->x_pitch};
-  return args->type == LM_BF16 ? da_by_ranks<lm_bf16>(cuda, job, stream) : da_by_ranks<lm_f16>(cuda, job, stream);
+  return args->type == LM_BF16 ? launch_da<lm_bf16>(cuda, job, stream) : launch_da<lm_f16>(cuda, job, stream);
 }

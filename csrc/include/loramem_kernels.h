@@ -439,7 +439,7 @@ LM_API int32_t lm_attention_forward(lm_ctx *ctx, const lm_attention_forward_args
  *   dq [T, Hq D], dk [T, Hk D], dv [T, Hk D] written with row pitch dqkv_pitch;  delta [Hq, T] f32 workspace;
  *   grad_o, o [T, Hq D] read with row pitch o_pitch;  lse [Hq, T] read;  q, k, v, cu_seqlens, window, softcap as in forward;
  *   workspace  NULL, or 16-byte aligned memory of 4 (T D (Hq + 2 Hk) + (Hq + Hk) (T / 16 + documents) + 4) bytes: a GPU computes
- *              scores once then, not twice, where it gains (16 bits, D 32, 64, 128, no window or cap); few rows gain by 2 Hk */
+ *              scores once then, not twice, where it gains (16 bits, D 32, 64, 128, no window or cap); few rows use the 2 Hk */
 typedef struct lm_attention_backward_args {
   uint32_t size;
   int32_t type;
@@ -472,7 +472,7 @@ typedef struct lm_attention_backward_args {
 LM_API int32_t lm_attention_backward(lm_ctx *ctx, const lm_attention_backward_args *args, lm_stream *stream);
 
 /* lm_attention_cached_forward: append the live rows' k and v to the cache at row *past, then attend causally to everything
- * cached: row t sees cache rows 0 .. *past + t, the last `window` of them if that is not 0. Prefill is *past = 0, decode is one row.
+ * cached: row t sees cache rows 0 .. *past + t, or the last `window` of them. Prefill is *past = 0, decode is one row.
  *   o [T, Hq D] written;  k_cache, v_cache [capacity, Hk D] updated;  q, k, v read with row pitch qkv_pitch;
  *   past [1] i32 read, *past + live <= capacity (rows past the capacity are dropped) */
 typedef struct lm_attention_cached_forward_args {

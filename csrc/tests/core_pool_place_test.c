@@ -1,21 +1,8 @@
 /* core_pool_place_test.c: where the pool puts blocks, and which of its pages move. */
-#include "core_test.h"
-
-#define KIB UINT64_C(1024)
-#define MIB (KIB * KIB)
+#include "pool_test.h"
 
 static lm_ctx *ctx;
 static lm_stream *a;
-
-static uint64_t take(lm_pool *pool, uint64_t bytes, lm_stream *stream) {
-  uint64_t handle = lm_pool_alloc(pool, bytes, "test", stream);
-  EXPECT(handle);
-  return handle;
-}
-
-static void *at(lm_pool *pool, uint64_t handle) {
-  return lm_pool_pointer(pool, handle);
-}
 
 /* Mutants: compare bytes instead of addresses in best_of_bin, or one block. */
 static void fits_best(void) {

@@ -1,28 +1,13 @@
 /* The pool's rules, one schedule each. Gates decide what has ended. */
-#include "core_test.h"
+#include "pool_test.h"
 
 #include "../core/pool.h"
-
-#define KIB UINT64_C(1024)
-#define MIB (KIB * 1024)
 
 static lm_ctx *ctx;
 static lm_stream *a, *b;
 
 static lm_pool *pool_with(uint64_t limit) {
   return lm_pool_create(ctx, limit);
-}
-
-static uint64_t take(lm_pool *pool, uint64_t bytes, lm_stream *stream) {
-  uint64_t handle = lm_pool_alloc(pool, bytes, "test", stream);
-  EXPECT(handle);
-  return handle;
-}
-
-static void *at(lm_pool *pool, uint64_t handle) {
-  void *pointer = lm_pool_pointer(pool, handle);
-  EXPECT(pointer);
-  return pointer;
 }
 
 static void sizes_and_alignment(void) {

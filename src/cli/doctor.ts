@@ -70,7 +70,7 @@ async function examine(device: Device, print: (text: string) => void): Promise<v
 function describeProducts({ gemm }: DeviceInfo): string {
   const text = String(gemm);
   if (!text.startsWith("own kernels")) return `${text}, the fastest`;
-  return `${text}; everything works, large products take up to twice as long: install libcublasLt of CUDA 13 for full speed`;
+  return `${text}; everything works; but on Hopper, large products may take up to twice as long: install libcublasLt of CUDA 13 for full speed`;
 }
 
 function describeProfile({ title, matrix, attention, bandwidth, link, launch }: DeviceProfile) {

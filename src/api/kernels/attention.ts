@@ -39,7 +39,8 @@ export interface AttentionOptions extends KernelOptions, AttentionHeads {}
 export interface AttentionBackwardOptions extends AttentionOptions {
   /**
    * f32 [n], aligned to 16 bytes, with which a GPU computes the scores once instead of twice where it gains from that
-   * (16 bits, D of 32, 64 or 128): n = T D (Hq + 2 Hk) + (Hq + Hk) (T / 16 + documents) + 4. A CPU leaves it alone.
+   * (16 bits, D of 32, 64 or 128, neither window nor softcap): n = T D (Hq + 2 Hk) + (Hq + Hk) (T / 16 + documents) + 4, of
+   * which only a T with few rows uses the 2 Hk. A CPU leaves it alone.
    */
   readonly workspace?: MaybeTensor;
 }

@@ -193,7 +193,7 @@ export function buildPrograms(parts: ModelParts, names: readonly ProgramName[]):
   };
 }
 
-/** Head sizes at which a GPU adds dq up in order, see lm_attention_backward. */
+/** Head sizes at which a GPU adds dq up in order, unless a window or a cap is in the way; see lm_attention_backward. */
 const ORDERED_HEAD_DIMS: readonly number[] = [32, 64, 128];
 
 /** Attention over packed documents. */
@@ -204,13 +204,15 @@ function packedAttention(
 ): EmitAttention {
   return (qkv, _layer, shape) => {
     const ordered =
-      backend === "cuda" && type !== "f32" && ORDERED_HEAD_DIMS.includes(shape.headDim);
+      backend === "cuda" &&
+      type !== "f32" &&
+      ORDERED_HEAD_DIMS.includes(shape.headDim) &&
+      !shape.window &&
+      !shape.softcap;
     const rows = qkv.shape[0] as number;
     const o = builder.value("attention", type, [rows, shape.heads * shape.headDim], "attention");
     const lse = builder.value("logSumExp", "f32", [shape.heads, rows], "logSumExp");
-    const plain = !shape.window && !shape.softcap; // else nothing is added up in order
-    const cuSeqlens = batch.cuSeqlens;
-    builder.emit(attention, { o, lse, qkv, cuSeqlens, shape, ordered: ordered && plain });
+    builder.emit(attention, { o, lse, qkv, cuSeqlens: batch.cuSeqlens, shape, ordered });
     return o;
   };
 }

@@ -10,7 +10,7 @@ import { resolveLoraTargets } from "../nn/lora_config.ts";
 import type { DeviceProfile } from "../plan/profiles.ts";
 import { forecastStep } from "../plan/time.ts";
 import { initializeAdapters } from "./adapter_state.ts";
-import { randomWeights } from "./random_weights.ts";
+import { randomDocuments, randomWeights } from "./random_data.ts";
 import { loadOf } from "./run_inputs.ts";
 import { planRun, type RunPlan } from "./run_plan.ts";
 import { type OptimizerSettings, Session } from "./session.ts";
@@ -46,17 +46,26 @@ const HALVINGS = 30;
 export async function stepBandwidth(device: Device, profile: DeviceProfile): Promise<number> {
   const { documents, tokens, ...sizes } = device.kind === "cpu" ? ON_CPU : ON_GPU;
   const run = planSmall(device, sizes, documents, tokens);
-  const batch = Array.from({ length: documents }, (_, index) =>
-    randomDocument(tokens, sizes.vocab, index),
-  );
+  const batch = randomDocuments(sizes.vocab, documents, tokens);
   const seconds = await measure(device, run, batch);
   const load = loadOf(batch, run.spec.config);
   const programs = [...run.plan.programs.values()].map(({ program }) => program);
-  const predicted = (bandwidth: number) => {
+  return rateFor(seconds, profile.bandwidth, (bandwidth) => {
     const rates = { ...profile, bandwidth };
     return forecastStep(programs, rates, { load, microBatches: 1 }).seconds;
-  };
-  let [low, high] = [profile.bandwidth * SLOWEST, profile.bandwidth];
+  });
+}
+
+/**
+ * The rate with which `predicted`, which falls as the rate grows, gives `seconds`; the nearest end where none between `most`
+ * and a sixteenth of it does.
+ */
+export function rateFor(
+  seconds: number,
+  most: number,
+  predicted: (rate: number) => number,
+): number {
+  let [low, high] = [most * SLOWEST, most];
   for (let halving = 0; halving < HALVINGS; halving++) {
     const middle = (low + high) / 2;
     if (predicted(middle) > seconds) low = middle;
@@ -122,15 +131,4 @@ async function measure(device: Device, run: RunPlan, batch: readonly Document[])
   } finally {
     await session.dispose();
   }
-}
-
-/** Random tokens, all but the first labelled. */
-function randomDocument(tokens: number, vocab: number, seed: number): Document {
-  const ids = new Int32Array(tokens);
-  let state = seed + 1;
-  for (let at = 0; at < tokens; at++) {
-    state = (Math.imul(state, 1664525) + 1013904223) >>> 0;
-    ids[at] = Math.floor((state / 2 ** 32) * vocab);
-  }
-  return { ids, labelled: new Uint8Array(tokens).fill(1).fill(0, 0, 1), where: "random" };
 }

@@ -57,12 +57,17 @@ export async function loadWeights(
     executor.plan.classes.file === 0
       ? await loadSources(executor, file, ring, sources, options)
       : await loadToFile(executor, run, file, ring, options);
+  await loadRopeTables(executor, run);
+  return loaded;
+}
+
+/** Fills the rotary tables. */
+export async function loadRopeTables(executor: Executor, run: RunPlan): Promise<void> {
   const { config } = run.spec;
   const { cos, sin } = run.weights;
   const table = ropeTable(config.rope, config.headDim, cos.shape[0] as number);
   await uploadFloats(executor, run.staging.transfer, cos, 0, table.cos);
   await uploadFloats(executor, run.staging.transfer, sin, 0, table.sin);
-  return loaded;
 }
 
 /** Loads what stays on the device, then layer after layer into its window, and from there to the weights file. */

@@ -9,8 +9,7 @@ import { loadRuntime } from "../../ffi/runtime.ts";
 import { writeFileAtomic } from "../io/atomic.ts";
 import type { Device } from "../memory/mod.ts";
 import { type DeviceProfile, parseProfile, profileOf } from "../plan/profiles.ts";
-import { calibrate } from "../run/calibrate.ts";
-import { stepBandwidth } from "./calibrate_step.ts";
+import { calibrate } from "./calibrate.ts";
 
 /** File of the profile of a kind of device; null where there is no home folder, or no permission to ask for it. */
 async function ownProfileFile(kind: string): Promise<string | null> {
@@ -66,8 +65,7 @@ export async function measureProfile(device: Device): Promise<DeviceProfile> {
   const unknown = { name: slug, peak: null, memory: Number(memoryTotal), driver: null };
   const what = onCpu ? `${deviceName}, ${threads} threads` : deviceName;
   const title = `${what} (measured on this machine)`;
-  const alone = await calibrate(device, { ...nearest, ...(shipped ? {} : unknown), title });
-  return { ...alone, bandwidth: await stepBandwidth(device, alone) };
+  return await calibrate(device, { ...nearest, ...(shipped ? {} : unknown), title });
 }
 
 /**

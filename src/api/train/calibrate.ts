@@ -7,6 +7,8 @@ import { loraDown, loraLinearForward } from "../kernels/linear.ts";
 import { gluForward } from "../kernels/rows.ts";
 import type { Device, DeviceBuffer, PinnedBuffer, Stream } from "../memory/mod.ts";
 import type { DeviceProfile, Rates } from "../plan/profiles.ts";
+import { stepBandwidth } from "./calibrate_step.ts";
+import { fillRandom } from "./random_data.ts";
 
 /** Sizes that keep a device busy for long enough to be timed, and no longer. */
 interface Sizes {
@@ -58,10 +60,15 @@ const HOST_BYTES = 16 << 20;
  * Measures a device that is otherwise idle.
  *
  * @param base Name, data-sheet figures and memory of the result.
- * @returns The profile; its bandwidth is that of kernels that run alone.
- * @throws {LoramemError} OUT_OF_MEMORY where the device has no room for 32 MiB (CPU) or 512 MiB (GPU).
+ * @throws {LoramemError} OUT_OF_MEMORY where the device has no room for 64 MiB (CPU) or 1 GiB (GPU).
  */
 export async function calibrate(device: Device, base: DeviceProfile): Promise<DeviceProfile> {
+  const alone = await measureKernels(device, base);
+  return { ...alone, bandwidth: await stepBandwidth(device, alone) };
+}
+
+/** The profile with the bandwidth of kernels that run alone. */
+async function measureKernels(device: Device, base: DeviceProfile): Promise<DeviceProfile> {
   await using bench = new Bench(device);
   return {
     ...base,
@@ -215,18 +222,9 @@ class Bench implements AsyncDisposable {
     return Math.min(...times);
   }
 
-  /** Fills the memory with numbers of about 0.02, from one random block. */
+  /** Fills the memory, from one random block. */
   async #fillRandom(dtype: "f32" | "bf16"): Promise<void> {
-    const block = this.#host.view(Uint16Array);
-    let state = 1;
-    for (let at = 0; at < block.length; at++) {
-      state = (Math.imul(state, 1664525) + 1013904223) >>> 0;
-      // Sign and mantissa at random, exponent of numbers between 2^-7 and 2^-5; the lower half of an f32 is all mantissa.
-      const mantissa = dtype === "f32" && at % 2 === 0;
-      block[at] = mantissa
-        ? state >>> 16
-        : ((state >>> 16) & 0x807f) | ((120 + ((state >>> 8) & 1)) << 7);
-    }
+    fillRandom(this.#host.view(Uint16Array), dtype);
     for (let at = 0; at < this.#memory.bytes; at += HOST_BYTES) {
       const bytes = Math.min(HOST_BYTES, this.#memory.bytes - at);
       this.#stream.copy(this.#memory, this.#host, { bytes, dstOffset: at });
