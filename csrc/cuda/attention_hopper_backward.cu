@@ -85,8 +85,7 @@ __device__ __forceinline__ void backward_fetch(const lm_attention &a, const lm_a
   };
   const auto publish = [&](int step) {
     lm_shared_publish();
-    __syncwarp();
-    if (lane == 0) lm_barrier_arrive(barriers.full + 8 * (step & 1));
+    lm_barrier_arrive_warp(barriers.full + 8 * (step & 1), lane);
   };
   copy_by_warp<D, C::KEYS>(tiles + which * C::KV,
                            (const T *)(which ? a.v : a.k) + ((b.kv_row + b.begin) * a.kv_pitch + b.kv_head * D),
@@ -142,7 +141,7 @@ __device__ __forceinline__ void backward_carry(const lm_attention &a, const lm_a
         lm_bulk_load(tile, sum, bytes, back);
       } else {
         lm_bulk_wait_read();
-        lm_barrier_arrive(empty);
+        for (int i = 0; i < LM_WARP_ARRIVALS; i++) lm_barrier_arrive(empty);
         lm_bulk_wait();
         lm_turn_pass(turn);
       }
@@ -160,8 +159,7 @@ __device__ __forceinline__ void backward_carry(const lm_attention &a, const lm_a
         *reinterpret_cast<uint2 *>(y + r * g.pitch + column) =
             make_uint2(lm_pack2<T>(x.x * a.scale, x.y * a.scale), lm_pack2<T>(x.z * a.scale, x.w * a.scale));
       }
-      __syncwarp();
-      if (lane == 0) lm_barrier_arrive(empty);
+      lm_barrier_arrive_warp(empty, lane);
     }
     __syncwarp();
   }
@@ -201,8 +199,8 @@ __device__ __forceinline__ void backward_multiply(const lm_attention &a, const l
     lm_group_commit();
     lm_group_wait<1>(); /* dk of the step before */
     lm_hold(dk);
-    if (step > 0 && (worker() & 31) == 0) lm_barrier_arrive(barriers.ds_empty);
-    if (step > 0 && (worker() & 31) == 0) lm_barrier_arrive(barriers.empty + 8 * (stage ^ 1));
+    if (step > 0) lm_barrier_arrive_warp(barriers.ds_empty, worker());
+    if (step > 0) lm_barrier_arrive_warp(barriers.empty + 8 * (stage ^ 1), worker());
     lm_group_fence();
     multiply_rows<D, KEYS, QUERIES, T>(ds, v_rows, go_tile);
     lm_group_commit();
@@ -283,8 +281,7 @@ __device__ __forceinline__ void backward_multiply(const lm_attention &a, const l
         *reinterpret_cast<float2 *>(dq_tile + (dq_row + 8 * i) * D + dq_swap(dq_row, dq_column + 8 * n)) =
             make_float2(dq[4 * n + 2 * i], dq[4 * n + 2 * i + 1]);
     lm_shared_publish();
-    __syncwarp();
-    if ((thread & 31) == 0) lm_barrier_arrive(barriers.dq_full + 8 * stage);
+    lm_barrier_arrive_warp(barriers.dq_full + 8 * stage, thread);
   }
   lm_group_wait<0>();
   lm_hold(dk);
@@ -307,14 +304,15 @@ __global__ void __launch_bounds__(C::THREADS, 1)
   const uint32_t tiles = lm_shared_address(shared);
   const backward_barriers barriers(tiles + C::BARRIERS);
   if (threadIdx.x == 0) {
+    const int workers = C::WORKERS / 32 * LM_WARP_ARRIVALS;
     for (int i = 0; i < 2; i++) {
-      lm_barrier_create(barriers.full + 8 * i, 2);
-      lm_barrier_create(barriers.empty + 8 * i, C::WORKERS / 32);
-      lm_barrier_create(barriers.dq_full + 8 * i, C::WORKERS / 32);
-      lm_barrier_create(barriers.dq_empty + 8 * i, 1);
+      lm_barrier_create(barriers.full + 8 * i, 2 * LM_WARP_ARRIVALS);
+      lm_barrier_create(barriers.empty + 8 * i, workers);
+      lm_barrier_create(barriers.dq_full + 8 * i, workers);
+      lm_barrier_create(barriers.dq_empty + 8 * i, LM_WARP_ARRIVALS);
       lm_barrier_create(barriers.dq_back + 8 * i, 1);
     }
-    lm_barrier_create(barriers.ds_empty, C::WORKERS / 32);
+    lm_barrier_create(barriers.ds_empty, workers);
     lm_barriers_publish();
   }
   __syncthreads();

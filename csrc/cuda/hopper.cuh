@@ -15,6 +15,16 @@ __device__ __forceinline__ void lm_barriers_publish() { asm volatile("fence.mbar
 __device__ __forceinline__ void lm_barrier_arrive(uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
+/* lm_barrier_arrive_warp: a whole warp's arrival; what its lanes read and wrote lies before it. One lane arrives for all, and
+ * LM_WARP_ARRIVALS is what the barrier counts for it. compute-sanitizer's racecheck takes only the accesses of the lane that
+ * arrives for ordered: for its runs, build with -DLM_WARP_ARRIVALS=32, where each lane arrives for itself. */
+#ifndef LM_WARP_ARRIVALS
+#define LM_WARP_ARRIVALS 1
+#endif
+__device__ __forceinline__ void lm_barrier_arrive_warp(uint32_t barrier, int thread) {
+  __syncwarp();
+  if (LM_WARP_ARRIVALS == 32 || (thread & 31) == 0) lm_barrier_arrive(barrier);
+}
 /* lm_barrier_expect: arrives, and lets the phase end only after so many bytes of tensor copies. */
 __device__ __forceinline__ void lm_barrier_expect(uint32_t barrier, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
