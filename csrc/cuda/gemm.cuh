@@ -62,14 +62,16 @@ struct lm_gemm {
   const int32_t *y_index; /* row r of y is y_index[r], or NULL */
 };
 
-/* How a product is cut into blocks. */
+/* How a product is cut into items: tiles, of which the last, those of an incomplete wave, may be shared by several blocks. */
 struct lm_gemm_grid {
   int32_t row_tiles;
   int32_t part_tiles[3]; /* tiles along the columns, per part */
-  int32_t tiles;         /* row_tiles * sum of part_tiles */
-  int32_t splits;        /* blocks that share the contraction of a tile; their sums are added in order */
-  float *partial;        /* [tiles][splits][tile] when splits > 1 */
-  int32_t *counter;      /* [tiles] zero at rest */
+  int32_t whole;         /* tiles that are an item each */
+  int32_t shared;        /* tiles after those, whose contraction is shared: splits items each */
+  int32_t splits;        /* their sums are added in order */
+  float *partial;        /* [shared][splits][tile] when splits > 1 */
+  int32_t *counter;      /* [shared] zero at rest */
+  int32_t items() const { return whole + shared * splits; }
 };
 
 /* lm_cuda_gemm: enqueue the product.   workspace  [workspace_bytes] for split contractions; NULL = do not split */
@@ -105,15 +107,28 @@ __device__ __forceinline__ int32_t lm_gemm_live(const lm_gemm &g, int32_t planne
   return g.live ? max(0, min(*g.live - g.live_offset, planned)) : planned;
 }
 
+/* An item: a tile, or a share of its contraction. */
+struct lm_gemm_item {
+  int32_t tile, split, splits;
+  __device__ __forceinline__ lm_gemm_item(const lm_gemm_grid &grid, int32_t index) : tile(index), split(0), splits(1) {
+    if (index < grid.whole || grid.splits == 1) return;
+    const int32_t rest = index - grid.whole;
+    tile = grid.whole + rest / grid.splits, split = rest % grid.splits, splits = grid.splits;
+  }
+  /* The first slice of `slices`; the item ends where the next split begins. */
+  __device__ __forceinline__ int32_t begin(int32_t slices) const { return (int32_t)((int64_t)slices * split / splits); }
+  __device__ __forceinline__ int32_t end(int32_t slices) const { return (int32_t)((int64_t)slices * (split + 1) / splits); }
+};
+
 struct lm_gemm_place {
   int32_t part, row, column; /* first row and column of the tile, the column within its part */
 };
 
-/* lm_gemm_locate: the place of a tile. Blocks that run at the same time take 8 rows of tiles by some columns of tiles, so
- * that both operands of the wave stay in L2. */
+/* lm_gemm_locate: the place of a tile. Blocks that run at the same time take 8 rows of tiles (of 128 rows at most) by some
+ * columns of tiles, so that both operands of the wave stay in L2. */
 template <int ROWS, int COLUMNS>
 __device__ __forceinline__ lm_gemm_place lm_gemm_locate(const lm_gemm_grid &grid, int32_t tile) {
-  constexpr int group = 8;
+  constexpr int group = ROWS > 128 ? 1024 / ROWS : 8;
   const int columns = grid.part_tiles[0] + grid.part_tiles[1] + grid.part_tiles[2], band = tile / (group * columns);
   const int height = min(group, grid.row_tiles - band * group), inside = tile - band * group * columns;
   int column = inside / height, part = 0;
@@ -245,7 +260,8 @@ __device__ __forceinline__ void lm_gemm_leave(const lm_gemm &g, const lm_gemm_pa
 }
 
 /* lm_gemm_join: adds up the sums of the blocks of one tile, in the order of their splits. THREADS threads call it, each with
- * COUNT sums at the same places in each block; barrier() is theirs alone; arrived [1] is shared memory.
+ * COUNT sums at the same places in each block; tile: counted from the first shared one; barrier() is theirs alone;
+ * arrived [1] is shared memory.
  * @return whether this block is the one that goes on, with the total */
 template <int COUNT, int THREADS, typename Barrier>
 __device__ __forceinline__ bool lm_gemm_join(float (&sum)[COUNT], const lm_gemm_grid &grid, int32_t tile, int32_t split,
@@ -279,9 +295,10 @@ __device__ __forceinline__ bool lm_gemm_join(float (&sum)[COUNT], const lm_gemm_
 
 /* The usual case: the whole block. */
 template <int COUNT, int THREADS>
-__device__ __forceinline__ bool lm_gemm_join(float (&sum)[COUNT], const lm_gemm_grid &grid, int32_t tile, int32_t split) {
+__device__ __forceinline__ bool lm_gemm_join(float (&sum)[COUNT], const lm_gemm_grid &grid, const lm_gemm_item &item) {
   __shared__ int32_t arrived;
-  return lm_gemm_join<COUNT, THREADS>(sum, grid, tile, split, &arrived, [] { __syncthreads(); });
+  if (item.splits == 1) return true;
+  return lm_gemm_join<COUNT, THREADS>(sum, grid, item.tile - grid.whole, item.split, &arrived, [] { __syncthreads(); });
 }
 
 #endif

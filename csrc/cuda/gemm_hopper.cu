@@ -1,43 +1,73 @@
 /* gemm_hopper.cu: matrix products on Hopper's own path (sm_90a): tensor copies into a ring of stages, products of two warp
- * groups of 64 rows each, blocks that stay and take one tile after the other, so that a tile's first slices arrive while the
- * one before it is written. NT and NN; the LoRA columns are further slices of the same loop. */
+ * groups of 64 rows each, blocks that stay and take one item after the other, so that a tile's first slices arrive while the
+ * one before it is written. NT and NN; the LoRA columns are further slices of the same loop.
+ *
+ * Two blocks of a cluster may take tiles one below the other: each fetches half of the right operand for both, which saves a
+ * third of the traffic from L2. They keep the same pace, since a stage is filled again only when both have left it. */
+#include "cluster.cuh"
 #include "gemm_plan.cuh"
 #include "hopper.cuh"
+#include "tensor_map.h"
 
 struct hopper_maps {
   CUtensorMap left[3][2], right[3][2]; /* by part and operand */
 };
 
 /* 128 x COLUMNS per block. The first 256 threads multiply, one of the last 128 copies. */
-template <int COLUMNS_>
+template <int COLUMNS_, int CLUSTER_>
 struct hopper_tile {
-  static constexpr int ROWS = 128, COLUMNS = COLUMNS_, DEPTH = 64, STAGES = COLUMNS == 256 ? 4 : 6;
+  static constexpr int ROWS = 128, COLUMNS = COLUMNS_, CLUSTER = CLUSTER_, DEPTH = 64, STAGES = COLUMNS == 256 ? 4 : 6;
   static constexpr int WORKERS = 256, THREADS = WORKERS + 128, SUMS = COLUMNS / 2;
   static constexpr int LEFT = ROWS * DEPTH * 2, STAGE = LEFT + COLUMNS * DEPTH * 2; /* bytes */
+  static constexpr int SHARE = COLUMNS / CLUSTER;                                   /* columns that a block fetches */
   static constexpr int SLAB = 16 * 64 * 4;                                          /* a warp's way out: 16 x 64 floats */
   static constexpr int SLABS = STAGES * STAGE, BARRIERS = SLABS + WORKERS / 32 * SLAB, ARRIVED = BARRIERS + 2 * STAGES * 8;
   static constexpr int SHARED = ARRIVED + 16;
 };
 
-/* One thing to do: a tile, or its share of a split contraction. */
-struct hopper_item {
+/* What a block does of an item: its share of the slices of a tile. In a cluster both blocks are at the same item. */
+struct hopper_work {
   lm_gemm_place place;
   int begin, end, first_slices;
   bool live;
 };
 
 template <typename C>
-__device__ __forceinline__ hopper_item hopper_item_at(const lm_gemm &g, const lm_gemm_grid &grid, int index, int rows) {
-  hopper_item item;
-  const int tile = index / grid.splits, split = index - tile * grid.splits;
-  item.place = lm_gemm_locate<C::ROWS, C::COLUMNS>(grid, tile);
-  const lm_gemm_part &part = g.part[item.place.part];
-  item.first_slices = (part.depth[0] + C::DEPTH - 1) / C::DEPTH;
-  const int slices = item.first_slices + (part.depth[1] + C::DEPTH - 1) / C::DEPTH;
-  item.begin = (int)((int64_t)slices * split / grid.splits);
-  item.end = (int)((int64_t)slices * (split + 1) / grid.splits);
-  item.live = item.place.row < rows;
-  return item;
+__device__ __forceinline__ hopper_work hopper_work_at(const lm_gemm &g, const lm_gemm_grid &grid, int index, int rows) {
+  const lm_gemm_item item(grid, index);
+  hopper_work work;
+  work.place = lm_gemm_locate<C::ROWS * C::CLUSTER, C::COLUMNS>(grid, item.tile);
+  const lm_gemm_part &part = g.part[work.place.part];
+  work.first_slices = (part.depth[0] + C::DEPTH - 1) / C::DEPTH;
+  const int slices = work.first_slices + (part.depth[1] + C::DEPTH - 1) / C::DEPTH;
+  work.begin = item.begin(slices);
+  work.end = item.end(slices);
+  work.live = work.place.row < rows;
+  work.place.row += blockIdx.x % C::CLUSTER * C::ROWS;
+  return work;
+}
+
+/* The end of a product without bias and residual whose result is plain: the sums of a warp for 16 rows by 64 are rounded before
+ * they enter the slab, half the traffic of lm_gemm_leave. */
+template <typename T>
+__device__ __forceinline__ void leave_rounded(const lm_gemm &g, const lm_gemm_part &p, unsigned char *slab, const float *sum, int row,
+                                              int column, int rows) {
+  const auto place = [](int line, int chunk) { return line * 128 + ((chunk ^ (line & 7)) << 4); };
+  const int lane = threadIdx.x & 31, first = lane / 8, chunk = lane % 8;
+#pragma unroll
+  for (int k = 0; k < 4; k++) {
+    uint32_t x[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) x[i] = lm_pack2<T>(sum[8 * k + 2 * i] * p.factor, sum[8 * k + 2 * i + 1] * p.factor);
+    lm_store_matrices(lm_shared_address(slab) + place(lane % 16, 2 * k + lane / 16), x);
+  }
+  __syncwarp();
+  T *const y = (T *)p.y + (int64_t)(row + first) * g.y_pitch + column + chunk * 8;
+#pragma unroll
+  for (int line = 0; line < 16; line += 4)
+    if (row + first + line < rows && column + chunk * 8 < p.columns)
+      *reinterpret_cast<uint4 *>(y + (int64_t)line * g.y_pitch) = *reinterpret_cast<const uint4 *>(slab + place(first + line, chunk));
+  __syncwarp(); /* the slab may be filled again */
 }
 
 template <typename T, int FORM, typename C>
@@ -47,57 +77,74 @@ __global__ void __launch_bounds__(C::THREADS, 1)
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ __align__(1024) unsigned char shared[];
   const uint32_t base = lm_shared_address(shared), full = base + C::BARRIERS, empty = full + C::STAGES * 8;
-  const int items = grid.tiles * grid.splits, rows = lm_gemm_live(g, g.rows);
+  const int items = grid.whole + grid.shared * grid.splits, rows = lm_gemm_live(g, g.rows);
+  const int rank = blockIdx.x % C::CLUSTER, first = blockIdx.x / C::CLUSTER, stride = gridDim.x / C::CLUSTER;
+  const auto sync = [] {
+    if constexpr (C::CLUSTER > 1) lm_cluster_sync();
+    else __syncthreads();
+  };
   if (threadIdx.x == 0) {
     for (int s = 0; s < C::STAGES; s++) {
       lm_barrier_create(full + 8 * s, 1);
-      lm_barrier_create(empty + 8 * s, C::WORKERS / 32);
+      lm_barrier_create(empty + 8 * s, C::WORKERS / 32 * C::CLUSTER);
     }
     lm_barriers_publish();
   }
-  __syncthreads();
+  sync();
 
   if (threadIdx.x >= C::WORKERS) { /* the copying group: one thread of it works */
     lm_registers_lower<40>();
-    if (threadIdx.x != C::WORKERS) return;
-    int stage = 0;
-    uint32_t parity = 1; /* a stage that was never filled counts as empty */
-    for (int index = blockIdx.x; index < items; index += gridDim.x) {
-      const hopper_item item = hopper_item_at<C>(g, grid, index, rows);
-      if (!item.live) continue;
-      for (int slice = item.begin; slice < item.end; slice++) {
-        const int second = slice >= item.first_slices, step = (slice - (second ? item.first_slices : 0)) * C::DEPTH;
-        const uint32_t to = base + stage * C::STAGE, ready = full + 8 * stage;
-        lm_barrier_wait(empty + 8 * stage, parity);
-        lm_barrier_expect(ready, C::STAGE);
-        lm_tensor_copy(to, &maps.left[item.place.part][second], step, item.place.row, ready);
-        const CUtensorMap *const right = &maps.right[item.place.part][second];
-        if constexpr (FORM == LM_NT) {
-          lm_tensor_copy(to + C::LEFT, right, step, item.place.column, ready);
-        } else {
+    if (threadIdx.x == C::WORKERS) {
+      int stage = 0;
+      uint32_t parity = 1; /* a stage that was never filled counts as empty */
+      for (int index = first; index < items; index += stride) {
+        const hopper_work work = hopper_work_at<C>(g, grid, index, rows);
+        if (!work.live) continue;
+        for (int slice = work.begin; slice < work.end; slice++) {
+          const int second = slice >= work.first_slices, step = (slice - (second ? work.first_slices : 0)) * C::DEPTH;
+          const uint32_t to = base + stage * C::STAGE, ready = full + 8 * stage;
+          lm_barrier_wait(empty + 8 * stage, parity);
+          lm_barrier_expect(ready, C::STAGE);
+          lm_tensor_copy(to, &maps.left[work.place.part][second], step, work.place.row, ready);
+          const auto fetch = [&](int offset, int inner, int outer) {
+            const uint32_t place = to + C::LEFT + offset * C::DEPTH * 2;
+            const CUtensorMap *const right = &maps.right[work.place.part][second];
+            if constexpr (C::CLUSTER > 1) lm_tensor_copy_shared<C::CLUSTER>(place, right, inner, outer, ready);
+            else lm_tensor_copy(place, right, inner, outer, ready);
+          };
+          if constexpr (FORM == LM_NT) {
+            fetch(rank * C::SHARE, step, work.place.column + rank * C::SHARE);
+          } else {
 #pragma unroll
-          for (int block = 0; block < C::COLUMNS / 64; block++)
-            lm_tensor_copy(to + C::LEFT + block * 64 * C::DEPTH * 2, right, item.place.column + 64 * block, step, ready);
+            for (int column = 0; column < C::SHARE; column += 64)
+              fetch(rank * C::SHARE + column, work.place.column + rank * C::SHARE + column, step);
+          }
+          if (++stage == C::STAGES) stage = 0, parity ^= 1;
         }
-        if (++stage == C::STAGES) stage = 0, parity ^= 1;
       }
     }
+    __syncwarp();
   } else {
     lm_registers_raise<232>();
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, group_row = warp / 4 * 64;
-    float *const slab = reinterpret_cast<float *>(shared + C::SLABS) + warp * (C::SLAB / 4);
+    unsigned char *const slab = shared + C::SLABS + warp * C::SLAB;
     int32_t *const arrived = reinterpret_cast<int32_t *>(shared + C::ARRIVED);
+    const auto release = [&](int stage) {
+      if (lane >= C::CLUSTER) return;
+      if constexpr (C::CLUSTER > 1) lm_barrier_arrive_at(empty + 8 * stage, lane);
+      else lm_barrier_arrive(empty + 8 * stage);
+    };
     int stage = 0;
     uint32_t parity = 0;
-    for (int index = blockIdx.x; index < items; index += gridDim.x) {
-      const hopper_item item = hopper_item_at<C>(g, grid, index, rows);
-      if (!item.live) continue;
+    for (int index = first; index < items; index += stride) {
+      const hopper_work work = hopper_work_at<C>(g, grid, index, rows);
+      if (!work.live) continue;
       float sum[C::SUMS];
 #pragma unroll
       for (int i = 0; i < C::SUMS; i++) sum[i] = 0;
       lm_hold(sum);
       int before = -1; /* the stage whose products may still be under way */
-      for (int slice = item.begin; slice < item.end; slice++) {
+      for (int slice = work.begin; slice < work.end; slice++) {
         const uint32_t left = base + stage * C::STAGE + group_row * C::DEPTH * 2, right = base + stage * C::STAGE + C::LEFT;
         lm_barrier_wait(full + 8 * stage, parity);
         lm_group_fence();
@@ -110,59 +157,36 @@ __global__ void __launch_bounds__(C::THREADS, 1)
         }
         lm_group_commit();
         lm_group_wait<1>();
-        if (before >= 0 && lane == 0) lm_barrier_arrive(empty + 8 * before);
+        if (before >= 0) release(before);
         before = stage;
         if (++stage == C::STAGES) stage = 0, parity ^= 1;
       }
       lm_group_wait<0>();
       lm_hold(sum);
-      if (before >= 0 && lane == 0) lm_barrier_arrive(empty + 8 * before);
+      if (before >= 0) release(before);
 
-      if (grid.splits > 1) {
-        const int tile = index / grid.splits;
+      if (index >= grid.whole) {
+        const lm_gemm_item item(grid, index);
+        const int tile = (item.tile - grid.whole) * C::CLUSTER + rank;
         const auto barrier = [] { asm volatile("bar.sync 1, %0;" ::"n"(C::WORKERS) : "memory"); };
-        if (!lm_gemm_join<C::SUMS, C::WORKERS>(sum, grid, tile, index - tile * grid.splits, arrived, barrier)) continue;
+        if (!lm_gemm_join<C::SUMS, C::WORKERS>(sum, grid, tile, item.split, arrived, barrier)) continue;
       }
-      const lm_gemm_part &part = g.part[item.place.part];
+      const lm_gemm_part &part = g.part[work.place.part];
       const lm_gemm_end end(g, part);
+      const int row = work.place.row + warp * 16, column = work.place.column;
+      if (end.plain<T>(g, part) && !part.bias && !part.residual) {
 #pragma unroll
-      for (int chunk = 0; chunk < C::COLUMNS / 64; chunk++)
-        lm_gemm_leave<T, 64>(g, part, end, slab, &sum[chunk * 32], item.place.row + warp * 16, item.place.column + chunk * 64,
-                             rows);
+        for (int i = 0; i < C::COLUMNS; i += 64)
+          leave_rounded<T>(g, part, slab, &sum[i / 2], row, column + i, rows);
+      } else {
+#pragma unroll
+        for (int i = 0; i < C::COLUMNS; i += 64)
+          lm_gemm_leave<T, 64>(g, part, end, reinterpret_cast<float *>(slab), &sum[i / 2], row, column + i, rows);
+      }
     }
   }
+  if constexpr (C::CLUSTER > 1) lm_cluster_sync(); /* nobody leaves while the other still copies to it */
 #endif
-}
-
-/* The driver's function that describes a matrix for tensor copies. */
-typedef CUresult (*encode_fn)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *, const cuuint64_t *, const cuuint64_t *,
-                              const cuuint32_t *, const cuuint32_t *, CUtensorMapInterleave, CUtensorMapSwizzle,
-                              CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
-
-static encode_fn find_encode(void) {
-  void *function = nullptr;
-  cudaDriverEntryPointQueryResult found;
-  const cudaError_t error =
-      cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &found);
-  if (error || found != cudaDriverEntryPointSuccess) {
-    cudaGetLastError();
-    return nullptr;
-  }
-  return reinterpret_cast<encode_fn>(function);
-}
-
-static encode_fn encode(void) {
-  static const encode_fn function = find_encode();
-  return function;
-}
-
-/* m [lines, width]; a box is 64 elements of up to 256 lines. */
-static bool describe(CUtensorMap *map, const lm_matrix &m, int32_t lines, int32_t width, int32_t box_lines) {
-  const cuuint64_t extent[2] = {(cuuint64_t)width, (cuuint64_t)lines}, pitch[1] = {(cuuint64_t)m.pitch * 2};
-  const cuuint32_t box[2] = {64, (cuuint32_t)box_lines}, step[2] = {1, 1};
-  return encode()(map, m.type == LM_BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 2,
-                  const_cast<void *>(m.data), extent, pitch, box, step, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                  CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
 template <typename T, int FORM, typename C>
@@ -174,48 +198,53 @@ static cudaError_t launch_hopper(lm_cuda *cuda, const lm_gemm *g, const lm_gemm_
     for (int i = 0; i < 2; i++) {
       if (part.columns == 0 || part.depth[i] == 0) continue;
       const bool nt = FORM == LM_NT;
-      if (!describe(&maps.left[p][i], part.left[i], g->rows, part.depth[i], C::ROWS) ||
-          !describe(&maps.right[p][i], part.right[i], nt ? part.columns : part.depth[i], nt ? part.depth[i] : part.columns,
-                    nt ? C::COLUMNS : C::DEPTH))
+      if (!lm_cuda_tensor_map(&maps.left[p][i], part.left[i], g->rows, part.depth[i], 64, C::ROWS) ||
+          !lm_cuda_tensor_map(&maps.right[p][i], part.right[i], nt ? part.columns : part.depth[i],
+                              nt ? part.depth[i] : part.columns, 64, nt ? C::SHARE : C::DEPTH))
         return cudaErrorInvalidValue;
     }
   }
   const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, C::SHARED);
   if (error) return error;
-  const int64_t items = (int64_t)grid.tiles * grid.splits;
-  const int blocks = items < cuda->sm_count ? (int)items : cuda->sm_count;
-  return lm_cuda_launch<kernel>(blocks, C::THREADS, C::SHARED, stream, *g, grid, maps);
+  const int most = cuda->sm_count / C::CLUSTER, clusters = grid.items() < most ? grid.items() : most;
+  return lm_cuda_launch_clusters<kernel>(clusters * C::CLUSTER, C::CLUSTER, C::THREADS, C::SHARED, stream, *g, grid, maps);
 }
 
 /* Whether this build holds code for the device: other targets compile the kernel without a body. */
 static bool has_code(void) {
   cudaFuncAttributes attributes;
-  if (cudaFuncGetAttributes(&attributes, hopper_product<lm_bf16, LM_NT, hopper_tile<256>>) == cudaSuccess)
+  if (cudaFuncGetAttributes(&attributes, hopper_product<lm_bf16, LM_NT, hopper_tile<256, 1>>) == cudaSuccess)
     return attributes.numRegs > 128;
   cudaGetLastError();
   return false;
 }
 
 bool lm_cuda_gemm_hopper_can(const lm_cuda *cuda, const lm_gemm *g) {
-  if (cuda->capability != 90 || cuda->shared_max < hopper_tile<256>::SHARED || g->form == LM_TN) return false;
-  static const bool ready = has_code() && encode() != nullptr;
+  if (cuda->capability != 90 || cuda->shared_max < hopper_tile<256, 1>::SHARED || g->form == LM_TN) return false;
+  static const bool ready = has_code() && lm_cuda_has_tensor_maps();
   return ready;
 }
 
+template <typename T, typename C>
+static cudaError_t launch_form(lm_cuda *cuda, const lm_gemm *g, const lm_gemm_grid &grid, cudaStream_t stream) {
+  return g->form == LM_NT ? launch_hopper<T, LM_NT, C>(cuda, g, grid, stream) : launch_hopper<T, LM_NN, C>(cuda, g, grid, stream);
+}
+
+enum { PAIR, WIDE, NARROW, SHAPES };
+
 template <typename T>
 static cudaError_t launch_type(lm_cuda *cuda, const lm_gemm *g, const lm_gemm_plan &plan, cudaStream_t stream) {
-  if (g->form == LM_NT)
-    return plan.shape == 0 ? launch_hopper<T, LM_NT, hopper_tile<256>>(cuda, g, plan.grid, stream)
-                           : launch_hopper<T, LM_NT, hopper_tile<128>>(cuda, g, plan.grid, stream);
-  return plan.shape == 0 ? launch_hopper<T, LM_NN, hopper_tile<256>>(cuda, g, plan.grid, stream)
-                         : launch_hopper<T, LM_NN, hopper_tile<128>>(cuda, g, plan.grid, stream);
+  if (plan.shape == PAIR) return launch_form<T, hopper_tile<256, 2>>(cuda, g, plan.grid, stream);
+  if (plan.shape == WIDE) return launch_form<T, hopper_tile<256, 1>>(cuda, g, plan.grid, stream);
+  return launch_form<T, hopper_tile<128, 1>>(cuda, g, plan.grid, stream);
 }
 
 cudaError_t lm_cuda_gemm_hopper(lm_cuda *cuda, const lm_gemm *g, int32_t type, void *workspace, uint64_t workspace_bytes,
                                 cudaStream_t stream) {
-  static const lm_tile_shape shapes[] = {{128, 256, 1, 1.0f, 1.0f}, {128, 128, 1, 0.85f, 1.0f}};
+  static const lm_tile_shape shapes[SHAPES] = {
+      {256, 256, 1, 2, 1.02f, 1.0f}, {128, 256, 1, 1, 1.0f, 1.0f}, {128, 128, 1, 1, 0.85f, 1.0f}};
   lm_gemm_plan plan;
-  const cudaError_t error = lm_gemm_make_plan(cuda, g, shapes, 2, 64, workspace, workspace_bytes, &plan);
-  if (error || plan.grid.tiles == 0) return error;
+  const cudaError_t error = lm_gemm_make_plan(cuda, g, shapes, SHAPES, 64, workspace, workspace_bytes, &plan);
+  if (error || plan.grid.items() == 0) return error;
   return type == LM_BF16 ? launch_type<lm_bf16>(cuda, g, plan, stream) : launch_type<lm_f16>(cuda, g, plan, stream);
 }

@@ -48,15 +48,16 @@ __global__ void __launch_bounds__(SIMT_THREADS, SIDE == 8 ? 2 : 3)
     simt_product(const __grid_constant__ lm_gemm g, const __grid_constant__ lm_gemm_grid grid) {
   constexpr int TILE = 16 * SIDE, GROUPS = SIDE / 4, DEPTH = 64 / SIDE;
   __shared__ __align__(16) float left[2][DEPTH][TILE + 4], right[2][DEPTH][TILE + 4];
-  const lm_gemm_place place = lm_gemm_locate<TILE, TILE>(grid, blockIdx.x);
+  const lm_gemm_item item(grid, blockIdx.x);
+  const lm_gemm_place place = lm_gemm_locate<TILE, TILE>(grid, item.tile);
   const lm_gemm_part &part = g.part[place.part];
   const int rows = FORM == LM_TN ? g.rows : lm_gemm_live(g, g.rows);
   if (place.row >= rows) return;
   const int depth = FORM == LM_TN ? lm_gemm_live(g, part.depth[0]) : part.depth[0];
   const int first_slices = (part.depth[0] + DEPTH - 1) / DEPTH;
   const int slices = first_slices + (part.depth[1] + DEPTH - 1) / DEPTH;
-  const int begin = (int)((int64_t)slices * blockIdx.y / grid.splits);
-  int end = (int)((int64_t)slices * (blockIdx.y + 1) / grid.splits);
+  const int begin = item.begin(slices);
+  int end = item.end(slices);
   if (FORM == LM_TN) end = max(begin, min(end, (depth + DEPTH - 1) / DEPTH));
 
   simt_slice<FORM == LM_TN, TILE, DEPTH> l;
@@ -94,7 +95,7 @@ __global__ void __launch_bounds__(SIMT_THREADS, SIDE == 8 ? 2 : 3)
     if (slice + 1 < end) l.store(left[buffer ^ 1]), r.store(right[buffer ^ 1]);
     __syncthreads();
   }
-  if (grid.splits > 1 && !lm_gemm_join<SIDE * SIDE, SIMT_THREADS>(sum, grid, blockIdx.x, blockIdx.y)) return;
+  if (!lm_gemm_join<SIDE * SIDE, SIMT_THREADS>(sum, grid, item)) return;
 
   const lm_gemm_end last(g, part);
 #pragma unroll
@@ -112,16 +113,15 @@ __global__ void __launch_bounds__(SIMT_THREADS, SIDE == 8 ? 2 : 3)
 
 template <int FORM>
 static cudaError_t launch_form(const lm_gemm *g, const lm_gemm_plan &plan, cudaStream_t stream) {
-  const dim3 grid(plan.grid.tiles, plan.grid.splits);
-  if (plan.shape == 0) return lm_cuda_launch<simt_product<FORM, 8>>(grid, SIMT_THREADS, 0, stream, *g, plan.grid);
-  return lm_cuda_launch<simt_product<FORM, 4>>(grid, SIMT_THREADS, 0, stream, *g, plan.grid);
+  if (plan.shape == 0) return lm_cuda_launch<simt_product<FORM, 8>>(plan.grid.items(), SIMT_THREADS, 0, stream, *g, plan.grid);
+  return lm_cuda_launch<simt_product<FORM, 4>>(plan.grid.items(), SIMT_THREADS, 0, stream, *g, plan.grid);
 }
 
 cudaError_t lm_cuda_gemm_simt(lm_cuda *cuda, const lm_gemm *g, void *workspace, uint64_t workspace_bytes, cudaStream_t stream) {
-  static const lm_tile_shape shapes[] = {{128, 128, 2, 1.0f, 0.7f}, {64, 64, 3, 0.6f, 0.4f}};
+  static const lm_tile_shape shapes[] = {{128, 128, 2, 1, 1.0f, 0.7f}, {64, 64, 3, 1, 0.6f, 0.4f}};
   lm_gemm_plan plan;
   const cudaError_t error = lm_gemm_make_plan(cuda, g, shapes, 2, 16, workspace, workspace_bytes, &plan);
-  if (error || plan.grid.tiles == 0) return error;
+  if (error || plan.grid.items() == 0) return error;
   switch (g->form) {
     case LM_NT: return launch_form<LM_NT>(g, plan, stream);
     case LM_NN: return launch_form<LM_NN>(g, plan, stream);

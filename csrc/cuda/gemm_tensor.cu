@@ -22,7 +22,7 @@ static cudaError_t launch_tile(const lm_gemm *g, const lm_gemm_grid &grid, cudaS
     const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, C::SHARED);
     if (error) return error;
   }
-  return lm_cuda_launch<kernel>(dim3(grid.tiles, grid.splits), C::THREADS, C::SHARED, stream, *g, grid);
+  return lm_cuda_launch<kernel>(grid.items(), C::THREADS, C::SHARED, stream, *g, grid);
 }
 
 enum { LARGE, MIDDLE, SMALL, SHAPES };
@@ -52,13 +52,13 @@ cudaError_t lm_cuda_gemm_tensor(lm_cuda *cuda, const lm_gemm *g, int32_t type, v
   const int64_t columns = (int64_t)g->part[0].columns + g->part[1].columns + g->part[2].columns;
   if (aligned && columns >= 128 && g->rows > 64 && lm_cuda_gemm_hopper_can(cuda, g))
     return lm_cuda_gemm_hopper(cuda, g, type, workspace, workspace_bytes, stream);
-  lm_tile_shape shapes[SHAPES] = {{128, 256, 1, 1.0f, 1.0f}, {128, 128, 2, 0.92f, 0.6f}, {64, 64, 4, 0.55f, 0.3f}};
+  lm_tile_shape shapes[SHAPES] = {{128, 256, 1, 1, 1.0f, 1.0f}, {128, 128, 2, 1, 0.92f, 0.6f}, {64, 64, 4, 1, 0.55f, 0.3f}};
   const bool wide = aligned && g->form != LM_TN; /* TN products are gradients of adapters: narrow */
   if (!wide || cuda->shared_max < lm_large_tile::SHARED + 1024) shapes[LARGE].blocks = 0;
   if (!wide) shapes[MIDDLE].blocks = 0;
   lm_gemm_plan plan;
   const cudaError_t error =
       lm_gemm_make_plan(cuda, g, shapes, SHAPES, lm_large_tile::DEPTH, workspace, workspace_bytes, &plan);
-  if (error || plan.grid.tiles == 0) return error;
+  if (error || plan.grid.items() == 0) return error;
   return type == LM_BF16 ? launch_type<lm_bf16>(g, plan, aligned, stream) : launch_type<lm_f16>(g, plan, aligned, stream);
 }

@@ -80,15 +80,16 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
     lm_tensor_product(const __grid_constant__ lm_gemm g, const __grid_constant__ lm_gemm_grid grid) {
   extern __shared__ __align__(128) unsigned char shared[];
   constexpr int DEPTH = C::DEPTH, STAGES = C::STAGES, DOWN = C::WARP_ROWS / 16, ACROSS = C::WARP_COLUMNS / 16;
-  const lm_gemm_place place = lm_gemm_locate<C::ROWS, C::COLUMNS>(grid, blockIdx.x);
+  const lm_gemm_item item(grid, blockIdx.x);
+  const lm_gemm_place place = lm_gemm_locate<C::ROWS, C::COLUMNS>(grid, item.tile);
   const lm_gemm_part &part = g.part[place.part];
   const int rows = FORM == LM_TN ? g.rows : lm_gemm_live(g, g.rows);
   if (place.row >= rows) return;
   const int depth = FORM == LM_TN ? lm_gemm_live(g, part.depth[0]) : part.depth[0];
   const int first_slices = (part.depth[0] + DEPTH - 1) / DEPTH;
   const int slices = first_slices + (part.depth[1] + DEPTH - 1) / DEPTH;
-  const int begin = (int)((int64_t)slices * blockIdx.y / grid.splits);
-  int end = (int)((int64_t)slices * (blockIdx.y + 1) / grid.splits);
+  const int begin = item.begin(slices);
+  int end = item.end(slices);
   if (FORM == LM_TN) end = max(begin, min(end, (depth + DEPTH - 1) / DEPTH)); /* a TN product has one operand only */
   const uint32_t stages = lm_shared_address(shared);
 
@@ -156,7 +157,7 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
   lm_copy_wait<0>();
   __syncthreads();
 
-  if (grid.splits > 1 && !lm_gemm_join<DOWN * ACROSS * 8, C::THREADS>(sum, grid, blockIdx.x, blockIdx.y)) return;
+  if (!lm_gemm_join<DOWN * ACROSS * 8, C::THREADS>(sum, grid, item)) return;
 
   float *const slab = reinterpret_cast<float *>(shared) + warp * C::SLAB;
   const lm_gemm_end last(g, part);
