@@ -71,7 +71,7 @@ struct lm_gemm_grid {
   int32_t splits;        /* their sums are added in order */
   float *partial;        /* [shared][splits][tile] when splits > 1 */
   int32_t *counter;      /* [shared] zero at rest */
-  int32_t items() const { return whole + shared * splits; }
+  __host__ __device__ int32_t items() const { return whole + shared * splits; }
 };
 
 /* lm_cuda_gemm: enqueue the product.   workspace  [workspace_bytes] for split contractions; NULL = do not split */

@@ -77,7 +77,7 @@ __global__ void __launch_bounds__(C::THREADS, 1)
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ __align__(1024) unsigned char shared[];
   const uint32_t base = lm_shared_address(shared), full = base + C::BARRIERS, empty = full + C::STAGES * 8;
-  const int items = grid.whole + grid.shared * grid.splits, rows = lm_gemm_live(g, g.rows);
+  const int items = grid.items(), rows = lm_gemm_live(g, g.rows);
   const int rank = blockIdx.x % C::CLUSTER, first = blockIdx.x / C::CLUSTER, stride = gridDim.x / C::CLUSTER;
   const auto sync = [] {
     if constexpr (C::CLUSTER > 1) lm_cluster_sync();
