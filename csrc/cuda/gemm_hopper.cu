@@ -47,28 +47,77 @@ __device__ __forceinline__ hopper_work hopper_work_at(const lm_gemm &g, const lm
   return work;
 }
 
-/* The end of a product without bias and residual whose result is plain: the sums of a warp for 16 rows by 64 are rounded before
- * they enter the slab, half the traffic of lm_gemm_leave. */
+/* The end of a product whose result, residual and bias are plain: a warp's 16 rows leave by 64 columns at a time. Sums are
+ * rounded before they enter the slab, and the residual waits there for them: half the traffic of lm_gemm_leave. The slab holds
+ * two times 64 columns, so the residual of the first is on its way while the last products are. */
 template <typename T>
-__device__ __forceinline__ void leave_rounded(const lm_gemm &g, const lm_gemm_part &p, unsigned char *slab, const float *sum, int row,
-                                              int column, int rows) {
-  const auto place = [](int line, int chunk) { return line * 128 + ((chunk ^ (line & 7)) << 4); };
-  const int lane = threadIdx.x & 31, first = lane / 8, chunk = lane % 8;
-#pragma unroll
-  for (int k = 0; k < 4; k++) {
-    uint32_t x[4];
-#pragma unroll
-    for (int i = 0; i < 4; i++) x[i] = lm_pack2<T>(sum[8 * k + 2 * i] * p.factor, sum[8 * k + 2 * i + 1] * p.factor);
-    lm_store_matrices(lm_shared_address(slab) + place(lane % 16, 2 * k + lane / 16), x);
+struct hopper_way_out {
+  const lm_gemm &g;
+  const lm_gemm_part &p;
+  unsigned char *const slab;
+  const int row, column, rows; /* first ones, and the live ones */
+
+  static __device__ __forceinline__ int place(int line, int chunk) { return line * 128 + ((chunk ^ (line & 7)) << 4); }
+  /* Read anew in every step: no register holds it or what follows from it. */
+  static __device__ __forceinline__ int lane() {
+    int thread;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+    return thread & 31;
   }
-  __syncwarp();
-  T *const y = (T *)p.y + (int64_t)(row + first) * g.y_pitch + column + chunk * 8;
+  __device__ __forceinline__ uint32_t half(int part) const { return lm_shared_address(slab) + (part & 1) * 2048; }
+  __device__ __forceinline__ bool inside(int line, int at) const { return row + line < rows && at < p.columns; }
+
+  __device__ __forceinline__ void fetch(int part) const {
+    if (!p.residual) return;
+    const int own = lane(), first = own / 8, chunk = own % 8, at = column + 64 * part + chunk * 8;
 #pragma unroll
-  for (int line = 0; line < 16; line += 4)
-    if (row + first + line < rows && column + chunk * 8 < p.columns)
-      *reinterpret_cast<uint4 *>(y + (int64_t)line * g.y_pitch) = *reinterpret_cast<const uint4 *>(slab + place(first + line, chunk));
-  __syncwarp(); /* the slab may be filled again */
-}
+    for (int line = first; line < 16; line += 4) {
+      const bool live = inside(line, at);
+      lm_copy_async(half(part) + place(line, chunk), (const T *)p.residual + (live ? (int64_t)(row + line) * g.residual_pitch + at : 0),
+                    live ? 16 : 0);
+    }
+    lm_copy_commit();
+  }
+  /* last: no part is to be fetched after this one. */
+  template <bool last>
+  __device__ __forceinline__ void leave(const float *sum, int part) const {
+    const int own = lane(), first = own / 8, chunk = own % 8;
+    if (p.residual) {
+      lm_copy_wait<last ? 0 : 1>();
+      __syncwarp();
+    }
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+      const uint32_t matrix = half(part) + place(own % 16, 2 * k + own / 16);
+      uint32_t x[4];
+      if (p.residual) lm_load_matrices<false>(x, matrix);
+#pragma unroll
+      for (int i = 0; i < 4; i++) {
+        float2 v = make_float2(sum[8 * k + 2 * i] * p.factor, sum[8 * k + 2 * i + 1] * p.factor);
+        const int pair = column + 64 * part + 16 * k + i / 2 * 8 + own % 4 * 2;
+        if (p.bias && pair < p.columns) {
+          const float2 b = lm_unpack2<T>(*reinterpret_cast<const uint32_t *>((const T *)p.bias + pair));
+          v.x += b.x, v.y += b.y;
+        }
+        if (p.residual) {
+          const float2 r = lm_unpack2<T>(x[i]);
+          v.x += r.x, v.y += r.y;
+        }
+        x[i] = lm_pack2<T>(v.x, v.y);
+      }
+      lm_store_matrices(matrix, x);
+    }
+    __syncwarp();
+    const int at = column + 64 * part + chunk * 8;
+    T *const y = (T *)p.y + (int64_t)row * g.y_pitch + at;
+#pragma unroll
+    for (int line = first; line < 16; line += 4)
+      if (inside(line, at))
+        *reinterpret_cast<uint4 *>(y + (int64_t)line * g.y_pitch) =
+            *reinterpret_cast<const uint4 *>(slab + (part & 1) * 2048 + place(line, chunk));
+    __syncwarp(); /* the half may be filled again */
+  }
+};
 
 template <typename T, int FORM, typename C>
 __global__ void __launch_bounds__(C::THREADS, 1)
@@ -161,6 +210,11 @@ __global__ void __launch_bounds__(C::THREADS, 1)
         before = stage;
         if (++stage == C::STAGES) stage = 0, parity ^= 1;
       }
+      const lm_gemm_part &part = g.part[work.place.part];
+      const lm_gemm_end end(g, part);
+      const bool plain = end.plain<T>(g, part);
+      const hopper_way_out<T> way_out = {g, part, slab, work.place.row + warp * 16, work.place.column, rows};
+      if (plain && index < grid.whole) way_out.fetch(0), way_out.fetch(1);
       lm_group_wait<0>();
       lm_hold(sum);
       if (before >= 0) release(before);
@@ -170,18 +224,20 @@ __global__ void __launch_bounds__(C::THREADS, 1)
         const int tile = (item.tile - grid.whole) * C::CLUSTER + rank;
         const auto barrier = [] { asm volatile("bar.sync 1, %0;" ::"n"(C::WORKERS) : "memory"); };
         if (!lm_gemm_join<C::SUMS, C::WORKERS>(sum, grid, tile, item.split, arrived, barrier)) continue;
+        if (plain) way_out.fetch(0), way_out.fetch(1);
       }
-      const lm_gemm_part &part = g.part[work.place.part];
-      const lm_gemm_end end(g, part);
-      const int row = work.place.row + warp * 16, column = work.place.column;
-      if (end.plain<T>(g, part) && !part.bias && !part.residual) {
+      constexpr int PARTS = C::COLUMNS / 64;
+      if (plain) {
 #pragma unroll
-        for (int i = 0; i < C::COLUMNS; i += 64)
-          leave_rounded<T>(g, part, slab, &sum[i / 2], row, column + i, rows);
+        for (int i = 0; i < PARTS - 1; i++) {
+          way_out.template leave<false>(&sum[i * 32], i);
+          if (i + 2 < PARTS) way_out.fetch(i + 2);
+        }
+        way_out.template leave<true>(&sum[(PARTS - 1) * 32], PARTS - 1);
       } else {
 #pragma unroll
-        for (int i = 0; i < C::COLUMNS; i += 64)
-          lm_gemm_leave<T, 64>(g, part, end, reinterpret_cast<float *>(slab), &sum[i / 2], row, column + i, rows);
+        for (int i = 0; i < PARTS; i++)
+          lm_gemm_leave<T, 64>(g, part, end, reinterpret_cast<float *>(slab), &sum[i * 32], way_out.row, way_out.column + 64 * i, rows);
       }
     }
   }
