@@ -35,7 +35,7 @@ static cudaError_t launch_size(const lm_attention &a, void *o, float *lse, bool 
 cudaError_t lm_attention_run(lm_cuda *cuda, const lm_attention &a, int32_t type, void *o, float *lse, cudaStream_t stream) {
   if (!lm_attention_tensor(a, type) || !lm_aligned((const lm_bf16 *)o, a.o_pitch, 16))
     return lm_attention_simt(a, type, o, lse, stream);
-  if (lm_attention_hopper_can_forward(cuda, a)) return lm_attention_hopper_forward(a, type, o, lse, stream);
+  if (lm_attention_hopper_can_forward(cuda, a)) return lm_attention_hopper_forward(cuda, a, type, o, lse, stream);
   const bool large = lm_attention_large(cuda);
   return type == LM_BF16 ? launch_size<lm_bf16>(a, o, lse, large, stream) : launch_size<lm_f16>(a, o, lse, large, stream);
 }

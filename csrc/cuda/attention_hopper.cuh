@@ -1,5 +1,5 @@
-/* attention_hopper.cuh: what the kernels of attention by products of warp groups share: tiles as products read them, and the
- * products of tiles. A warp group owns 64 rows of its left operand. */
+/* attention_hopper.cuh: what the kernels of attention by products of warp groups share: the products of tiles. Rows of a head lie as
+ * D / 64 tiles of 64 columns, swizzled as products read them. A warp group owns 64 rows of its left operand. */
 #ifndef LM_CUDA_ATTENTION_HOPPER_CUH
 #define LM_CUDA_ATTENTION_HOPPER_CUH
 
@@ -7,14 +7,6 @@
 #include "attention_launch.cuh"
 #include "attention_tile.cuh"
 #include "hopper.cuh"
-
-/* ROWS rows of a head lie as D / 64 tiles of 64 columns, swizzled as products read them. */
-template <int D, int ROWS, int THREADS, typename T>
-__device__ __forceinline__ void copy_head(uint32_t tile, const T *from, int64_t pitch, int rows) {
-#pragma unroll
-  for (int part = 0; part < D / 64; part++)
-    lm_copy_rows<ROWS, 64, THREADS>(tile + part * ROWS * 128, from + 64 * part, pitch, rows);
-}
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 /* s [64, COLUMNS] = left [64, D] right [COLUMNS, D]^T; ROWS: of the tiles, of which the operands start at the given address. */
@@ -27,11 +19,11 @@ __device__ __forceinline__ void multiply_rows(float (&s)[COUNT], uint32_t left, 
                              lm_matrix_descriptor(right + d / 64 * RIGHT_ROWS * 128 + d % 64 * 2, 0), T{});
 }
 
-/* c [64, D] += weights [64, 64] values [64, D], which are rows of a tile of ROWS. */
-template <int ROWS, typename T, int COUNT>
-__device__ __forceinline__ void multiply_weights(float (&c)[COUNT], const lm_weights<1, 8> &weights, uint32_t values) {
+/* c [64, D] += weights [64, 8 K] values [8 K, D], which are rows of a tile of ROWS. */
+template <int ROWS, typename T, int COUNT, int K>
+__device__ __forceinline__ void multiply_weights(float (&c)[COUNT], const lm_weights<1, K> &weights, uint32_t values) {
 #pragma unroll
-  for (int k = 0; k < 4; k++)
+  for (int k = 0; k < K / 2; k++)
     lm_group_multiply<true>(c, weights.x[k][0], lm_matrix_descriptor(values + 16 * k * 128, ROWS * 128), T{});
 }
 

@@ -10,7 +10,8 @@ bool lm_attention_hopper_can(const lm_cuda *cuda, const lm_attention &a);
 bool lm_attention_hopper_can_forward(const lm_cuda *cuda, const lm_attention &a);
 
 /* lm_attention_hopper_forward: lse may be NULL. */
-cudaError_t lm_attention_hopper_forward(const lm_attention &a, int32_t type, void *o, float *lse, cudaStream_t stream);
+cudaError_t lm_attention_hopper_forward(const lm_cuda *cuda, const lm_attention &a, int32_t type, void *o, float *lse,
+                                        cudaStream_t stream);
 
 /* lm_attention_hopper_keys, lm_attention_hopper_queries: rows of a block of the backward pass. */
 int32_t lm_attention_hopper_keys(void);

@@ -1,6 +1,6 @@
 /* cuda_attention_test.cu: attention forward, backward and cached: the GPU against the CPU backend, with the tiles of this device
  * and with those that fit into the shared memory of consumer cards.
- *   cuda_attention_test [shape]   only this one; the number after the last is the cache, the next one all of windows and caps */
+ *   cuda_attention_test [shape]   only this one; the number after the last is the cache, then all of windows and caps, neighbours */
 #include "cuda_test.h"
 
 struct shape {
@@ -12,7 +12,15 @@ struct shape {
   bool large;                   /* bf16 only, and often: many blocks wait for each other's turns */
   int32_t window = 0;
   float softcap = 0;
+  int32_t period = 0; /* > 0: the shift is none, half and all of it in turn, for so many keys each: the maximum moves on the way */
 };
+
+/* So many documents that, times the heads, there are several blocks of queries for each multiprocessor: few of them are long. */
+static std::vector<int32_t> many_lengths(void) {
+  std::vector<int32_t> lengths;
+  for (int i = 0; i < 100; i++) lengths.push_back(i % 40 == 5 ? 290 : i % 7);
+  return lengths;
+}
 
 static const shape shapes[] = {
     {1, 1, 64, {1}, 0, 0, 0, 0, false},
@@ -55,6 +63,15 @@ static const shape shapes[] = {
     {2, 1, 128, {129, 65}, 4, 0, 0, 80, false, 0, 50},
     {2, 1, 72, {129, 64}, 0, 0, 0, -120, false, 70, 50},
     {2, 2, 64, {127, 2}, 2, 0, 1, 0, false, 7, 1}, /* not aligned */
+    {14, 2, 64, many_lengths(), 20, 0, 0, 0, false},
+    {8, 2, 128, many_lengths(), 20, 8, 0, 0, false},
+    {8, 1, 128, many_lengths(), 0, 0, 0, 0, false, 70, 0},
+    {4, 2, 64, {130, 5}, 400, 8, 0, 0, false}, /* blocks of rows that belong to none */
+    {4, 1, 128, {3, 129}, 400, 0, 0, 0, false},
+    {4, 2, 64, {400, 290}, 0, 0, 0, 9, false, 0, 0, 61},
+    {4, 1, 128, {400, 290}, 3, 0, 0, 9, false, 0, 0, 61},
+    {2, 1, 96, {290}, 0, 0, 0, 9, false, 0, 0, 61},
+    {4, 2, 128, {400, 290}, 0, 0, 0, 9, false, 150, 0, 61},
 };
 
 static int turn; /* 0: the device's own tiles, 1: those of 99 KB */
@@ -95,7 +112,8 @@ static float shift_scores(const shape &s, array &qkv, int64_t live, float scale)
   const float size = s.shift == 0 ? 0 : roundf(sqrtf(fabsf(s.shift) / scale));
   for (int64_t t = 0; t < live && size != 0; t++) {
     for (int64_t h = 0; h < s.heads; h++) put_float(qkv.type, qkv.data(), t * qkv.pitch + h * s.head_dim, copysignf(size, s.shift));
-    for (int64_t h = 0; h < s.kv_heads; h++) put_float(qkv.type, qkv.data(), t * qkv.pitch + Q + h * s.head_dim, size);
+    const float part = s.period == 0 ? 1 : (float)(t / s.period % 3) / 2;
+    for (int64_t h = 0; h < s.kv_heads; h++) put_float(qkv.type, qkv.data(), t * qkv.pitch + Q + h * s.head_dim, size * part);
   }
   upload(qkv);
   return size;
@@ -190,6 +208,44 @@ static void test_windows_and_caps(void) {
       }
 }
 
+/* What other documents hold changes no bit: the second and the last one become NaN and infinite. */
+static void test_neighbours(int32_t head_dim, int32_t type, int32_t window) {
+  clear_arrays();
+  const int32_t heads = 4, kv_heads = 2, offsets[] = {0, 130, 207, 407, 467}, rows = offsets[4];
+  const int64_t D = head_dim, Q = heads * D, K = kv_heads * D, size = (int64_t)type_size(type);
+  const std::string what = "neighbours x " + std::to_string(head_dim) + ", window " + std::to_string(window) + " " + type_names[type] +
+                           (turn ? ", small tiles" : "");
+  array qkv = make(type, rows, Q + 2 * K, Q + 2 * K), cu = make_ints({offsets, offsets + 5});
+  array o = make_empty(type, rows, Q, Q), lse = make_empty(LM_F32, heads, rows, rows);
+  const auto call = [&](side &d) {
+    uint8_t *const from = (uint8_t *)d.at(qkv);
+    const lm_attention_forward_args args = {
+        sizeof args, type, d.at(o), d.floats(lse), from, from + Q * size, from + (Q + K) * size, d.ints(cu), rows, 4, heads, kv_heads,
+        head_dim, (int32_t)qkv.pitch, (int32_t)o.pitch, 1 / sqrtf((float)D), window, 0};
+    return lm_attention_forward(d.ctx, &args, d.stream);
+  };
+  std::vector<uint8_t> seen[2][2][2]; /* [whole or broken][device][o, lse] */
+  for (int broken = 0; broken < 2; broken++) {
+    for (int document = 1; broken && document < 4; document += 2)
+      for (int64_t i = offsets[document] * qkv.pitch; i < offsets[document + 1] * qkv.pitch; i++)
+        put_float(type, qkv.data(), i, i % 3 ? NAN : INFINITY);
+    upload(qkv);
+    if (!run(what.c_str(), call)) return;
+    for (int device = 0; device < 2; device++)
+      seen[broken][device][0] = download(o, device), seen[broken][device][1] = download(lse, device);
+  }
+  for (int device = 0; device < 2; device++)
+    for (int document = 0; document < 4; document += 2) {
+      const int32_t first = offsets[document], count = offsets[document + 1] - first;
+      const auto same_part = [&](int array, int64_t at, int64_t bytes) {
+        return memcmp(&seen[0][device][array][GUARD + at], &seen[1][device][array][GUARD + at], (size_t)bytes) == 0;
+      };
+      bool same = same_part(0, first * Q * size, count * Q * size);
+      for (int h = 0; h < heads; h++) same = same && same_part(1, (h * rows + first) * 4, count * 4);
+      CHECK(same, "%s on %s: document %d is not what it was", what.c_str(), sides[device].name, document);
+    }
+}
+
 /* A cache of `past` rows takes the live ones of `rows` more. Blocks of 64 keys before the window of all are NaN: nobody reads. */
 static void test_cached(int32_t heads, int32_t kv_heads, int32_t head_dim, int32_t capacity, int32_t past, int32_t rows, int32_t live,
                         int32_t gap, float shift, int32_t type, int32_t window = 0, float softcap = 0) {
@@ -247,6 +303,10 @@ static void test_cached_all(int32_t type) {
   test_cached(4, 4, 96, 65, 60, 9, 9, 0, 0, type);   /* more than fits */
   test_cached(4, 2, 64, 64, 64, 3, 3, 0, 0, type);   /* full */
   test_cached(4, 2, 64, 64, 10, 3, 0, 0, 0, type);   /* no live row */
+  test_cached(4, 2, 64, 500, 37, 300, 5, 0, 0, type); /* blocks without a live row */
+  test_cached(4, 2, 128, 500, 37, 300, 133, 0, 0, type);
+  test_cached(72, 8, 64, 600, 133, 400, 385, 0, 0, type);
+  test_cached(36, 4, 128, 600, 133, 400, 385, 0, 0, type);
   for (int32_t head_dim : {8, 32, 64, 80, 96, 128, 200, 256})
     for (int32_t past : {0, 1, 31, 32, 255, 700}) test_cached(4, 2, head_dim, 720, past, 1, 1, 0, 0, type);
   for (int32_t group : {1, 2, 4, 7, 8, 9, 20}) test_cached(2 * group, 2, 64, 600, 500, 1, 1, 8, 0, type);
@@ -273,6 +333,10 @@ int main(int count, char **arguments) {
       test_windows_and_caps();
       for (const int32_t type : all_types) test_cached_windows(type);
     }
+    for (const int32_t type : all_types)
+      for (const int32_t head_dim : {64, 96, 128})
+        for (const int32_t window : {0, 70})
+          if (only < 0 || only == count_of_shapes + 2) test_neighbours(head_dim, type, window);
     close_sides();
   }
   return report();
