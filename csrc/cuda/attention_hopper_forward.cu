@@ -1,4 +1,4 @@
-/* attention_hopper.cu: attention with the products of warp groups (sm_90a), head sizes 64 and 128, with the running maximum of
+/* attention_hopper_forward.cu: attention with the products of warp groups (sm_90a), head sizes 64 and 128, with the running maximum of
  * attention_forward.cuh, from the last keys to the first.
  *
  * Blocks stay and take one item after the other: 128 queries of one head. One warp fetches: tensor copies bring queries into one
