@@ -1,4 +1,4 @@
-/* attention_hopper.h: attention by the products of warp groups, see attention_hopper.cu. */
+/* attention_hopper.h: attention by the products of warp groups, see attention_hopper_{forward,backward}.cu. */
 #ifndef LM_CUDA_ATTENTION_HOPPER_H
 #define LM_CUDA_ATTENTION_HOPPER_H
 
