@@ -70,24 +70,6 @@ inline cudaError_t lm_cuda_launch(dim3 grid, dim3 block, size_t shared, cudaStre
   kernel<<<grid, block, shared, stream>>>(arguments...);
   return cudaGetLastError();
 }
-
-/* lm_cuda_launch_clusters: the same with blocks in clusters, which the grid is a multiple of (sm_90 and later). */
-template <auto kernel, typename... Arguments>
-inline cudaError_t lm_cuda_launch_clusters(dim3 grid, dim3 cluster, dim3 block, size_t shared, cudaStream_t stream,
-                                           const Arguments &...arguments) {
-  (void)&lm_cuda_listed<kernel>::entry;
-  cudaLaunchAttribute attribute = {};
-  attribute.id = cudaLaunchAttributeClusterDimension;
-  attribute.val.clusterDim = {cluster.x, cluster.y, cluster.z};
-  cudaLaunchConfig_t config = {};
-  config.gridDim = grid;
-  config.blockDim = block;
-  config.dynamicSmemBytes = shared;
-  config.stream = stream;
-  config.attrs = &attribute;
-  config.numAttrs = 1;
-  return cudaLaunchKernelEx(&config, kernel, arguments...);
-}
 #endif
 
 #endif

@@ -31,10 +31,10 @@ static int32_t *counters_of(const void *workspace) {
 /* What `items` alike cost, in slices of a 128 x 128 tile on a full multiprocessor: waves of blocks, each with its slices, its
  * start and end, and, if the contraction is split, its trip through memory. */
 static float cost_of(const lm_cuda *cuda, const lm_tile_shape &shape, int64_t items, float slices, int32_t splits) {
-  const float area = (float)(shape.rows * shape.columns / shape.cluster) / (128 * 128);
-  const int64_t places = cuda->sm_count / shape.cluster, slots = places * shape.blocks, rest = items % slots;
+  const float area = (float)(shape.rows * shape.columns) / (128 * 128);
+  const int64_t slots = (int64_t)cuda->sm_count * shape.blocks, rest = items % slots;
   float load = (float)(items / slots * shape.blocks);
-  if (rest > 0) load += fmaxf((float)lm_ceil_div(rest, places), 1 / shape.alone);
+  if (rest > 0) load += fmaxf((float)lm_ceil_div(rest, cuda->sm_count), 1 / shape.alone);
   const float ends = splits > 1 ? 12 + 4 * splits : 8;
   return load * area * (slices / (float)splits + ends) / shape.speed;
 }
@@ -57,12 +57,12 @@ cudaError_t lm_gemm_make_plan(const lm_cuda *cuda, const lm_gemm *g, const lm_ti
     int64_t columns = 0;
     grid.row_tiles = (int32_t)lm_ceil_div(g->rows, shape.rows);
     for (int p = 0; p < 3; p++) columns += grid.part_tiles[p] = (int32_t)lm_ceil_div(g->part[p].columns, shape.columns);
-    const int64_t tiles = columns * grid.row_tiles, slots = (int64_t)cuda->sm_count / shape.cluster * shape.blocks;
+    const int64_t tiles = columns * grid.row_tiles, slots = (int64_t)cuda->sm_count * shape.blocks;
     if (tiles > INT32_MAX) return cudaErrorInvalidValue;
     for (const int32_t s : splits) {
       const int64_t shared = s == 1 ? 0 : tiles % slots, whole = tiles - shared;
       const uint64_t bytes = (uint64_t)shared * s * shape.rows * shape.columns * 4;
-      if (s > 1 && (shared == 0 || !workspace || bytes > workspace_bytes || shared * shape.cluster > COUNTERS || slices < 4 * s))
+      if (s > 1 && (shared == 0 || !workspace || bytes > workspace_bytes || shared > COUNTERS || slices < 4 * s))
         break;
       const float cost = cost_of(cuda, shape, whole, (float)slices, 1) + cost_of(cuda, shape, shared * s, (float)slices, s);
       if (best > 0 && cost >= best) continue;

@@ -124,11 +124,11 @@ struct lm_gemm_place {
   int32_t part, row, column; /* first row and column of the tile, the column within its part */
 };
 
-/* lm_gemm_locate: the place of a tile. Blocks that run at the same time take 8 rows of tiles (of 128 rows at most) by some
- * columns of tiles, so that both operands of the wave stay in L2. */
+/* lm_gemm_locate: the place of a tile. Blocks that run at the same time take 8 rows of tiles by some columns of tiles, so
+ * that both operands of the wave stay in L2. */
 template <int ROWS, int COLUMNS>
 __device__ __forceinline__ lm_gemm_place lm_gemm_locate(const lm_gemm_grid &grid, int32_t tile) {
-  constexpr int group = ROWS > 128 ? 1024 / ROWS : 8;
+  constexpr int group = 8;
   const int columns = grid.part_tiles[0] + grid.part_tiles[1] + grid.part_tiles[2], band = tile / (group * columns);
   const int height = min(group, grid.row_tiles - band * group), inside = tile - band * group * columns;
   int column = inside / height, part = 0;
@@ -136,7 +136,7 @@ __device__ __forceinline__ lm_gemm_place lm_gemm_locate(const lm_gemm_grid &grid
   return {part, (band * group + inside % height) * ROWS, column * COLUMNS};
 }
 
-__device__ __forceinline__ bool lm_is_aligned(const void *p, int64_t pitch_bytes, unsigned bytes) {
+__host__ __device__ __forceinline__ bool lm_is_aligned(const void *p, int64_t pitch_bytes, unsigned bytes) {
   return (reinterpret_cast<uintptr_t>(p) | (uintptr_t)pitch_bytes) % bytes == 0;
 }
 
@@ -174,7 +174,7 @@ __device__ __forceinline__ void lm_store_up_to(T *p, const float (&x)[N], int32_
 /* The end of a product: what happens to N neighbouring sums of a row. Built once per block. */
 struct lm_gemm_end {
   bool y_whole, residual_whole, bias_whole;
-  __device__ __forceinline__ lm_gemm_end(const lm_gemm &g, const lm_gemm_part &p) {
+  __host__ __device__ __forceinline__ lm_gemm_end(const lm_gemm &g, const lm_gemm_part &p) {
     const int size = g.y_type == LM_F32 ? 4 : 2;
     y_whole = lm_is_aligned(p.y, (int64_t)g.y_pitch * size, 16);
     residual_whole = lm_is_aligned(p.residual, (int64_t)g.residual_pitch * size, 16);
@@ -182,7 +182,7 @@ struct lm_gemm_end {
   }
   /* plain: everything is of type T, 8 elements are a 16-byte word of y, bias and residual, and rows stay where they are. */
   template <typename T>
-  __device__ __forceinline__ bool plain(const lm_gemm &g, const lm_gemm_part &p) const {
+  __host__ __device__ __forceinline__ bool plain(const lm_gemm &g, const lm_gemm_part &p) const {
     constexpr int32_t type = std::is_same<T, lm_bf16>::value ? LM_BF16 : LM_F16;
     return g.y_type == type && y_whole && !g.y_index && p.columns % 8 == 0 && (!p.residual || residual_whole) &&
            (!p.bias || (bias_whole && g.bias_type == type));

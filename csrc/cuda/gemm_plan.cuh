@@ -6,10 +6,9 @@
 
 struct lm_tile_shape {
   int32_t rows, columns;
-  int32_t blocks;  /* that fit on a multiprocessor at once; 0 = this device or product cannot take the shape */
-  int32_t cluster; /* multiprocessors that take a tile together */
-  float speed;     /* of a full multiprocessor, relative to the other shapes */
-  float alone;     /* share of that which a single block reaches */
+  int32_t blocks; /* that fit on a multiprocessor at once; 0 = this device or product cannot take the shape */
+  float speed;    /* of a full multiprocessor, relative to the other shapes */
+  float alone;    /* share of that which a single block reaches */
 };
 
 struct lm_gemm_plan {

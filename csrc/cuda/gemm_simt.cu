@@ -118,7 +118,7 @@ static cudaError_t launch_form(const lm_gemm *g, const lm_gemm_plan &plan, cudaS
 }
 
 cudaError_t lm_cuda_gemm_simt(lm_cuda *cuda, const lm_gemm *g, void *workspace, uint64_t workspace_bytes, cudaStream_t stream) {
-  static const lm_tile_shape shapes[] = {{128, 128, 2, 1, 1.0f, 0.7f}, {64, 64, 3, 1, 0.6f, 0.4f}};
+  static const lm_tile_shape shapes[] = {{128, 128, 2, 1.0f, 0.7f}, {64, 64, 3, 0.6f, 0.4f}};
   lm_gemm_plan plan;
   const cudaError_t error = lm_gemm_make_plan(cuda, g, shapes, 2, 16, workspace, workspace_bytes, &plan);
   if (error || plan.grid.items() == 0) return error;

@@ -52,7 +52,7 @@ cudaError_t lm_cuda_gemm_tensor(lm_cuda *cuda, const lm_gemm *g, int32_t type, v
   const int64_t columns = (int64_t)g->part[0].columns + g->part[1].columns + g->part[2].columns;
   if (aligned && columns >= 128 && g->rows > 64 && lm_cuda_gemm_hopper_can(cuda, g))
     return lm_cuda_gemm_hopper(cuda, g, type, workspace, workspace_bytes, stream);
-  lm_tile_shape shapes[SHAPES] = {{128, 256, 1, 1, 1.0f, 1.0f}, {128, 128, 2, 1, 0.92f, 0.6f}, {64, 64, 4, 1, 0.55f, 0.3f}};
+  lm_tile_shape shapes[SHAPES] = {{128, 256, 1, 1.0f, 1.0f}, {128, 128, 2, 0.92f, 0.6f}, {64, 64, 4, 0.55f, 0.3f}};
   const bool wide = aligned && g->form != LM_TN; /* TN products are gradients of adapters: narrow */
   if (!wide || cuda->shared_max < lm_large_tile::SHARED + 1024) shapes[LARGE].blocks = 0;
   if (!wide) shapes[MIDDLE].blocks = 0;

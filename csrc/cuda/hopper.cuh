@@ -48,21 +48,6 @@ __device__ __forceinline__ void lm_tensor_copy(uint32_t to, const CUtensorMap *m
                : "memory");
 }
 
-/* lm_tensor_copy_shared: the same to this place in each of the first BLOCKS blocks of the cluster, counted by each one's barrier. */
-template <int BLOCKS>
-__device__ __forceinline__ void lm_tensor_copy_shared(uint32_t to, const CUtensorMap *map, int inner, int outer, uint32_t barrier) {
-  asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster "
-               "[%0], [%1, {%2, %3}], [%4], %5;" ::"r"(to),
-               "l"(map), "r"(inner), "r"(outer), "r"(barrier), "h"((uint16_t)((1 << BLOCKS) - 1))
-               : "memory");
-}
-/* lm_barrier_arrive_at: at the same barrier of the cluster's block of this rank. */
-__device__ __forceinline__ void lm_barrier_arrive_at(uint32_t barrier, int rank) {
-  asm volatile("{ .reg .u32 p; mapa.shared::cluster.u32 p, %0, %1; mbarrier.arrive.shared::cluster.b64 _, [p]; }" ::"r"(barrier),
-               "r"(rank)
-               : "memory");
-}
-
 /* A tile in shared memory as wgmma reads it: lines of 128 bytes, chunks swizzled within groups of 8 lines (1024 bytes apart).
  * leading: bytes between blocks of 64 columns of a tile whose lines are the steps of the contraction; else unused. */
 __device__ __forceinline__ uint64_t lm_matrix_descriptor(uint32_t address, uint32_t leading) {

@@ -4,7 +4,6 @@
  * sums through each other's shared memory, in one order. */
 #include "lora_down.h"
 
-#include "cluster.cuh"
 #include "gemm_tensor.cuh"
 #include "kernels.h"
 
@@ -20,6 +19,25 @@ enum {
   LEAST_ROWS = 512         /* or rows: less does not pay for the cluster's barriers */
 };
 
+/* All threads of the cluster; what they wrote to shared memory is seen by the others. */
+__device__ __forceinline__ void cluster_sync() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.arrive.release.aligned;\n barrier.cluster.wait.acquire.aligned;" ::: "memory");
+#endif
+}
+
+/* 16 bytes at the shared address `from` of the cluster's block of this rank. */
+__device__ __forceinline__ float4 cluster_load(uint32_t from, int rank) {
+  float4 v = {0, 0, 0, 0};
+#if __CUDA_ARCH__ >= 900
+  asm volatile("{ .reg .u32 p; mapa.shared::cluster.u32 p, %4, %5; ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [p]; }"
+               : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+               : "r"(from), "r"(rank)
+               : "memory");
+#endif
+  return v;
+}
+
 /* What the warps of the cluster's blocks have at `from` and DEPTH - 1 times `stride` bytes on, added in order. */
 template <int DEPTH>
 __device__ __forceinline__ float4 cluster_sum(uint32_t from, int stride, int blocks) {
@@ -27,7 +45,7 @@ __device__ __forceinline__ float4 cluster_sum(uint32_t from, int stride, int blo
   for (int b = 0; b < blocks; b++)
 #pragma unroll
     for (int d = 0; d < DEPTH; d++) {
-      const float4 v = lm_cluster_load(from + d * stride, b);
+      const float4 v = cluster_load(from + d * stride, b);
       total.x += v.x, total.y += v.y, total.z += v.z, total.w += v.w;
     }
   return total;
@@ -118,7 +136,7 @@ __global__ void __launch_bounds__(DOWN_THREADS, 2) down_tiles(const __grid_const
   for (int i = 0; i < 2; i++)
 #pragma unroll
     for (int j = 0; j < BLOCKS; j++) leave(own + 16 * i * C::PITCH + j * 8, C::PITCH, sum[i][j]);
-  lm_cluster_sync();
+  cluster_sync();
   const bool whole = lm_is_aligned(job.s, (int64_t)job.s_pitch * 2, 8);
   for (int i = split * DOWN_THREADS + threadIdx.x; i < DOWN_ROWS * C::RANKS / 4; i += splits * DOWN_THREADS) {
     const int r = i / (C::RANKS / 4), at = i % (C::RANKS / 4) * 4, column = rank0 + at;
@@ -131,7 +149,7 @@ __global__ void __launch_bounds__(DOWN_THREADS, 2) down_tiles(const __grid_const
     const int count = min(4, job.ranks - column);
     lm_store_up_to<4>((T *)job.s + (int64_t)(row0 + r) * job.s_pitch + column, total, count, whole && count == 4);
   }
-  lm_cluster_sync(); /* nobody leaves while its sums are read */
+  cluster_sync(); /* nobody leaves while its sums are read */
 }
 
 /* dA ----------------------------------------------------------------------------------------------------------------- */
@@ -187,7 +205,7 @@ __global__ void __launch_bounds__(DOWN_THREADS, 2) da_tiles(const __grid_constan
   for (int i = 0; i < DOWN; i++)
 #pragma unroll
     for (int j = 0; j < 2; j++) leave(own + 16 * i * C::PITCH + j * 8, C::PITCH, sum[i][j]);
-  lm_cluster_sync();
+  cluster_sync();
   for (int i = split * DOWN_THREADS + threadIdx.x; i < C::RANKS * DA_COLUMNS / 4; i += splits * DOWN_THREADS) {
     const int r = i / (DA_COLUMNS / 4), c = i % (DA_COLUMNS / 4) * 4;
     if (rank0 + r >= job.ranks || column0 + c >= job.in) continue;
@@ -195,7 +213,7 @@ __global__ void __launch_bounds__(DOWN_THREADS, 2) da_tiles(const __grid_constan
     const float4 before = *to, v = cluster_sum<2>(ring + (r * C::PITCH + c) * 4, C::SUMS, splits);
     *to = make_float4(before.x + v.x, before.y + v.y, before.z + v.z, before.w + v.w);
   }
-  lm_cluster_sync();
+  cluster_sync();
 }
 
 /* Launches ----------------------------------------------------------------------------------------------------------- */
@@ -203,14 +221,24 @@ __global__ void __launch_bounds__(DOWN_THREADS, 2) da_tiles(const __grid_constan
 /* extent: of the contraction, of which a block of a cluster takes at least `least`. */
 template <auto kernel, typename C, typename Job>
 static cudaError_t launch(const lm_cuda *cuda, const Job &job, int64_t tiles, int32_t extent, int32_t least, cudaStream_t stream) {
+  (void)&lm_cuda_listed<kernel>::entry;
   const int64_t chunks = lm_ceil_div(job.ranks, C::RANKS);
   unsigned splits = 1; /* doubled while fewer than three quarters of the multiprocessors have a block */
   while (splits < MOST_CLUSTER && 4 * splits * tiles * chunks <= 3 * cuda->sm_count && 2 * (int64_t)splits * least <= extent)
     splits *= 2;
   const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, RING_BYTES);
   if (error) return error;
-  return lm_cuda_launch_clusters<kernel>(dim3((unsigned)tiles, splits, (unsigned)chunks), dim3(1, splits, 1), DOWN_THREADS,
-                                         RING_BYTES, stream, job);
+  cudaLaunchAttribute cluster = {};
+  cluster.id = cudaLaunchAttributeClusterDimension;
+  cluster.val.clusterDim = {1, splits, 1};
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3((unsigned)tiles, splits, (unsigned)chunks);
+  config.blockDim = DOWN_THREADS;
+  config.dynamicSmemBytes = RING_BYTES;
+  config.stream = stream;
+  config.attrs = &cluster;
+  config.numAttrs = 1;
+  return cudaLaunchKernelEx(&config, kernel, job);
 }
 
 /* Calls launch with the ranks that a block takes, in 16s up to 64, so that as many blocks as needed leave no one nearly idle. */

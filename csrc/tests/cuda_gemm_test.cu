@@ -141,7 +141,7 @@ static const product products[] = {
     {LM_NN, 256, 250, {896, 0, 0}, {{16000, 0}}, 0, 0, 16},
     {LM_NN, 1024, 1024, {16, 16, 16}, {{1024, 0}, {128, 0}, {128, 0}}, 0, 0, 32},
     {LM_NN, 2048, 2048, {2048, 0, 0}, {{640, 0}}, 0, 0, 6},
-    /* More tiles than multiprocessors: pairs of blocks, of which one half is dead or both are, and a split last wave. */
+    /* More tiles than multiprocessors, most with a last wave that is split; with a residual, a bias, both or neither. */
     {LM_NT, 2048, 2048, {4608, 0, 0}, {{1024, 16}}, 0, 0, 0},
     {LM_NT, 1024, 800, {3328, 1280, 520}, {{512, 8}, {512, 8}, {512, 0}}, 8, 0, 32},
     {LM_NT, 1100, 1023, {4096, 0, 0}, {{640, 0}}, 0, 0, 11},
