@@ -51,16 +51,16 @@ const DISK = 2e9;
 export const PROFILES: readonly DeviceProfile[] = [
   {
     // Products, attention, bandwidth and launch fitted to the measured steps of three models under keep and checkpoint
-    // (bench/results/gpu_step.json), all within 4 %: products alone reach 740-815 TFLOP/s on random data; copies reach 4.15 TB/s,
+    // (bench/results/gpu_step.json), all within 3 %: products alone reach 740-815 TFLOP/s on random data; copies reach 4.15 TB/s,
     // the norms, activations, adapters and losses of a step together three fifths of that. Attention at head sizes 64 to 128.
     // Context 527 MiB, cuBLASLt 4 MiB, graphs 4 MiB. The link is what PCIe 5 with 16 lanes leaves to large copies, the
     // disk what cold reads of its host reached.
     name: "h200",
     title: "NVIDIA H200 (measured)",
     peak: { single: 67e12, half: 989e12 },
-    matrix: { single: 40e12, half: 750e12 },
-    attention: { single: 15e12, half: 360e12 },
-    bandwidth: 2.5e12,
+    matrix: { single: 40e12, half: 755e12 },
+    attention: { single: 15e12, half: 430e12 },
+    bandwidth: 2.55e12,
     link: 55e9,
     disk: 2.1e9,
     launch: 3e-6,
