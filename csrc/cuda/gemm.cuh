@@ -111,7 +111,7 @@ __device__ __forceinline__ int32_t lm_gemm_live(const lm_gemm &g, int32_t planne
 struct lm_gemm_item {
   int32_t tile, split, splits;
   __device__ __forceinline__ lm_gemm_item(const lm_gemm_grid &grid, int32_t index) : tile(index), split(0), splits(1) {
-    if (index < grid.whole || grid.splits == 1) return;
+    if (index < grid.whole) return;
     const int32_t rest = index - grid.whole;
     tile = grid.whole + rest / grid.splits, split = rest % grid.splits, splits = grid.splits;
   }

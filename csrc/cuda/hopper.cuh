@@ -17,7 +17,7 @@ __device__ __forceinline__ void lm_barrier_arrive(uint32_t barrier) {
 }
 /* lm_barrier_arrive_warp: a whole warp's arrival; what its lanes read and wrote lies before it. One lane arrives for all, and
  * LM_WARP_ARRIVALS is what the barrier counts for it. compute-sanitizer's racecheck takes only the accesses of the lane that
- * arrives for ordered: for its runs, build with -DLM_WARP_ARRIVALS=32, where each lane arrives for itself. */
+ * arrives for ordered: for its runs (tests/cuda/one_step.ts), build with -DLM_WARP_ARRIVALS=32, where each lane does. */
 #ifndef LM_WARP_ARRIVALS
 #define LM_WARP_ARRIVALS 1
 #endif
