@@ -141,7 +141,7 @@ __device__ __forceinline__ void backward_carry(const lm_attention &a, const lm_a
         lm_bulk_load(tile, sum, bytes, back);
       } else {
         lm_bulk_wait_read();
-        for (int i = 0; i < LM_WARP_ARRIVALS; i++) lm_barrier_arrive(empty);
+        for (int i = 0; i < LM_WARP_ARRIVALS; i++) lm_barrier_arrive(empty); /* for the warp, which did nothing else to the tile */
         lm_bulk_wait();
         lm_turn_pass(turn);
       }

@@ -390,9 +390,9 @@ static cudaError_t start(const lm_cuda *cuda, const lm_attention &a, int32_t typ
   const int32_t kv_rows = a.cu_seqlens == nullptr ? a.capacity : a.rows, kv_width = a.heads / a.group * C::D;
   const int32_t q_pitch = (int32_t)a.q_pitch, kv_pitch = (int32_t)a.kv_pitch;
   hopper_inputs inputs;
-  if (!lm_cuda_tensor_map(&inputs.q, {a.q, q_pitch, type}, a.rows, a.heads * C::D, 64, C::QUERIES) ||
-      !lm_cuda_tensor_map(&inputs.k, {a.k, kv_pitch, type}, kv_rows, kv_width, 64, C::KEYS) ||
-      !lm_cuda_tensor_map(&inputs.v, {a.v, kv_pitch, type}, kv_rows, kv_width, 64, C::KEYS))
+  if (!lm_cuda_tensor_map(&inputs.q, {a.q, q_pitch, type}, a.rows, a.heads * C::D, C::QUERIES) ||
+      !lm_cuda_tensor_map(&inputs.k, {a.k, kv_pitch, type}, kv_rows, kv_width, C::KEYS) ||
+      !lm_cuda_tensor_map(&inputs.v, {a.v, kv_pitch, type}, kv_rows, kv_width, C::KEYS))
     return cudaErrorInvalidValue;
   const int64_t blocks = lm_ceil_div(lm_attention_blocks(a, C::QUERIES) * a.heads, C::TEAMS);
   return lm_attention_start<attention_hopper_forward<T, C, WINDOW>>(blocks < cuda->sm_count ? blocks : cuda->sm_count, C::THREADS,

@@ -30,13 +30,13 @@ static int32_t *counters_of(const void *workspace) {
 
 /* What `items` alike cost, in slices of a 128 x 128 tile on a full multiprocessor: waves of blocks, each with its slices, its
  * start and end, and, if the contraction is split, its trip through memory. */
-static float cost_of(const lm_cuda *cuda, const lm_tile_shape &shape, int64_t items, float slices, int32_t splits) {
+static float cost_of(const lm_cuda *cuda, const lm_tile_shape &shape, int64_t items, int32_t slices, int32_t splits) {
   const float area = (float)(shape.rows * shape.columns) / (128 * 128);
   const int64_t slots = (int64_t)cuda->sm_count * shape.blocks, rest = items % slots;
   float load = (float)(items / slots * shape.blocks);
   if (rest > 0) load += fmaxf((float)lm_ceil_div(rest, cuda->sm_count), 1 / shape.alone);
   const float ends = splits > 1 ? 12 + 4 * splits : 8;
-  return load * area * (slices / (float)splits + ends) / shape.speed;
+  return load * area * ((float)slices / (float)splits + ends) / shape.speed;
 }
 
 cudaError_t lm_gemm_make_plan(const lm_cuda *cuda, const lm_gemm *g, const lm_tile_shape *shapes, int32_t count, int32_t depth,
@@ -62,9 +62,8 @@ cudaError_t lm_gemm_make_plan(const lm_cuda *cuda, const lm_gemm *g, const lm_ti
     for (const int32_t s : splits) {
       const int64_t shared = s == 1 ? 0 : tiles % slots, whole = tiles - shared;
       const uint64_t bytes = (uint64_t)shared * s * shape.rows * shape.columns * 4;
-      if (s > 1 && (shared == 0 || !workspace || bytes > workspace_bytes || shared > COUNTERS || slices < 4 * s))
-        break;
-      const float cost = cost_of(cuda, shape, whole, (float)slices, 1) + cost_of(cuda, shape, shared * s, (float)slices, s);
+      if (s > 1 && (shared == 0 || !workspace || bytes > workspace_bytes || shared > COUNTERS || slices < 4 * s)) break;
+      const float cost = cost_of(cuda, shape, whole, (int32_t)slices, 1) + cost_of(cuda, shape, shared * s, (int32_t)slices, s);
       if (best > 0 && cost >= best) continue;
       best = cost;
       grid.whole = (int32_t)whole, grid.shared = (int32_t)shared, grid.splits = s;

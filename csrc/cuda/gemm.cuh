@@ -171,7 +171,7 @@ __device__ __forceinline__ void lm_store_up_to(T *p, const float (&x)[N], int32_
   }
 }
 
-/* The end of a product: what happens to N neighbouring sums of a row. Built once per block. */
+/* The end of a product: what happens to N neighbouring sums of a row. Built once per tile; on the host to ask for `plain`. */
 struct lm_gemm_end {
   bool y_whole, residual_whole, bias_whole;
   __host__ __device__ __forceinline__ lm_gemm_end(const lm_gemm &g, const lm_gemm_part &p) {

@@ -60,7 +60,7 @@ struct hopper_way_out {
     return true;
   }
 
-  static __device__ __forceinline__ int place(int line, int chunk) { return line * 128 + ((chunk ^ (line & 7)) << 4); }
+  static __device__ __forceinline__ int place(int line, int chunk) { return (int)lm_chunk_place<64>(line, chunk); }
   /* Read anew for every 64 columns: no register holds it or what follows from it. */
   static __device__ __forceinline__ int lane() {
     int thread;
@@ -249,9 +249,9 @@ static cudaError_t launch_hopper(lm_cuda *cuda, const lm_gemm *g, const lm_gemm_
     for (int i = 0; i < 2; i++) {
       if (part.columns == 0 || part.depth[i] == 0) continue;
       const bool nt = FORM == LM_NT;
-      if (!lm_cuda_tensor_map(&maps.left[p][i], part.left[i], g->rows, part.depth[i], 64, C::ROWS) ||
+      if (!lm_cuda_tensor_map(&maps.left[p][i], part.left[i], g->rows, part.depth[i], C::ROWS) ||
           !lm_cuda_tensor_map(&maps.right[p][i], part.right[i], nt ? part.columns : part.depth[i],
-                              nt ? part.depth[i] : part.columns, 64, nt ? C::COLUMNS : C::DEPTH))
+                              nt ? part.depth[i] : part.columns, nt ? C::COLUMNS : C::DEPTH))
         return cudaErrorInvalidValue;
     }
   }

@@ -27,13 +27,6 @@ using lm_large_tile = lm_tile<128, 256, 64, 64, 4, 1>;
 using lm_middle_tile = lm_tile<128, 128, 64, 64, 3, 2>;
 using lm_small_tile = lm_tile<64, 64, 32, 32, 4, 4>;
 
-/* Where a 16-byte chunk of a line of WIDTH elements lies, in bytes from the start of the tile. */
-template <int WIDTH>
-__device__ __forceinline__ uint32_t lm_chunk_place(int line, int chunk) {
-  const int turn = WIDTH == 16 ? line >> 2 & 1 : WIDTH == 32 ? line >> 1 & 3 : line & 7;
-  return line * WIDTH * 2 + ((chunk ^ turn) << 4);
-}
-
 /* lm_fetch: LINES x WIDTH elements of m from (line, column) on, to the shared address `tile`; those at or past
  * (lines, columns) are 0.
  * GUARDED: element by element, for matrices whose rows are not 16-byte aligned. */

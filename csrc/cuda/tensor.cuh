@@ -21,6 +21,14 @@ __device__ __forceinline__ void lm_store_shared(uint32_t to, uint4 word) {
   asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(word.x), "r"(word.y), "r"(word.z), "r"(word.w) : "memory");
 }
 
+/* lm_chunk_place: where a 16-byte chunk of a line of WIDTH elements lies in a tile, in bytes: lines of one chunk lie in
+ * different banks. */
+template <int WIDTH>
+__device__ __forceinline__ uint32_t lm_chunk_place(int line, int chunk) {
+  const int turn = WIDTH == 16 ? line >> 2 & 1 : WIDTH == 32 ? line >> 1 & 3 : line & 7;
+  return line * WIDTH * 2 + ((chunk ^ turn) << 4);
+}
+
 /* lm_load_matrices: four 8x8 matrices of 16-bit elements; lane l gives the address of row l % 8 of matrix l / 8. */
 template <bool transposed>
 __device__ __forceinline__ void lm_load_matrices(uint32_t (&x)[4], uint32_t from) {

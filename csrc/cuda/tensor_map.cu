@@ -24,13 +24,10 @@ static encode_fn encode(void) {
 
 bool lm_cuda_has_tensor_maps(void) { return encode() != nullptr; }
 
-bool lm_cuda_tensor_map(CUtensorMap *map, const lm_matrix &m, int32_t lines, int32_t width, int32_t box_width, int32_t box_lines) {
+bool lm_cuda_tensor_map(CUtensorMap *map, const lm_matrix &m, int32_t lines, int32_t width, int32_t box_lines) {
   const cuuint64_t extent[2] = {(cuuint64_t)width, (cuuint64_t)lines}, pitch[1] = {(cuuint64_t)m.pitch * 2};
-  const cuuint32_t box[2] = {(cuuint32_t)box_width, (cuuint32_t)box_lines}, step[2] = {1, 1};
-  const CUtensorMapSwizzle swizzle = box_width == 64   ? CU_TENSOR_MAP_SWIZZLE_128B
-                                     : box_width == 32 ? CU_TENSOR_MAP_SWIZZLE_64B
-                                                       : CU_TENSOR_MAP_SWIZZLE_32B;
+  const cuuint32_t box[2] = {64, (cuuint32_t)box_lines}, step[2] = {1, 1};
   return encode()(map, m.type == LM_BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 2,
-                  const_cast<void *>(m.data), extent, pitch, box, step, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
-                  CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+                  const_cast<void *>(m.data), extent, pitch, box, step, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                  CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
